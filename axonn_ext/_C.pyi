@@ -11,6 +11,8 @@ def configure(
     timeout_seconds: float,
     symmetric_memory_bytes: int,
     fused_nccl_sms: int,
+    fused_free_sms: int | None,
+    graphs_in_turn: bool,
     cache_dir: str | bytes,
     product_kernels: list[str],
     unverified_kernels: list[str],
@@ -22,6 +24,9 @@ def configure(
     emulated_links: dict[str, float],
     debug_collectives: bool,
 ) -> None: ...
+def add_busy_sms(device: int, sms: int) -> None: ...
+def free_sms_on(device: int) -> int: ...
+def fused_workspace_bytes(bytes: int) -> int: ...
 def algorithm_candidates(
     *,
     is_cpu: bool,

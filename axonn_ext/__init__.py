@@ -42,7 +42,7 @@ if TYPE_CHECKING:
         tracing,
         tuning,
     )
-    from axonn_ext._library import symmetric_memory_bytes_in_use
+    from axonn_ext._library import release_workspaces, symmetric_memory_bytes_in_use
     from axonn_ext.generation import Sampling, generate
     from axonn_ext.gradients import clip_grad_norm_, gradient_norm, sync_gradients
     from axonn_ext.grid import Grid
@@ -89,6 +89,7 @@ __all__ = [
     "parallelize",
     "pipeline",
     "planner",
+    "release_workspaces",
     "save_adapter",
     "save_pretrained",
     "symmetric_memory_bytes_in_use",
@@ -122,6 +123,7 @@ _HOMES = {
     "load_full_state_dict": "state",
     "merge_adapters": "pretrained",
     "parallelize": "placement",
+    "release_workspaces": "_library",
     "save_adapter": "pretrained",
     "save_pretrained": "pretrained",
     "symmetric_memory_bytes_in_use": "_library",

@@ -70,6 +70,8 @@ def configure(loaded: settings.Settings, *, suggest_verify: bool = True) -> None
         timeout_seconds=loaded.timeout_seconds,
         symmetric_memory_bytes=loaded.symmetric_memory_bytes,
         fused_nccl_sms=loaded.fused_nccl_sms,
+        fused_free_sms=loaded.fused_free_sms,
+        graphs_in_turn=loaded.graphs_in_turn,
         cache_dir=os.fsencode(loaded.cache_dir),  # as bytes, since names of files may have any
         product_kernels=list(unlocked.product_kernels),
         unverified_kernels=list(unlocked.unverified),
@@ -94,6 +96,23 @@ def symmetric_memory_bytes_in_use() -> int:
     """Returns the bytes of symmetric memory that this rank has used in all groups, also on GPUs."""
     on_gpus = 0 if cuda is None else int(cuda.symmetric_workspace_bytes())
     return int(_C.symmetric_memory_bytes_in_use()) + on_gpus
+
+
+def release_workspaces() -> None:
+    """Frees the GPU memory that the fused ops of this process hold between calls.
+
+    Each process group whose fused ops run on GPUs has a workspace, as large as its largest call so
+    far needed. It is freed once its calls are done, unless a CUDA graph has captured it. The next
+    fused call of a group makes another one, like its first call.
+
+    Collective: every rank of every group with a workspace must call it between the same two calls.
+    On the CPU it does nothing.
+
+    Raises: RuntimeError while a CUDA graph is captured, and if a rank does not come within
+        AXONN_TIMEOUT_SECONDS.
+    """
+    if cuda is not None:
+        cuda.release_workspaces()
 
 
 def stamp_keys() -> list[stamps.Key]:

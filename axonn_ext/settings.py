@@ -29,6 +29,11 @@ AXONN_FUSED_NCCL_SMS          the SMs of a GPU that algorithm="fused" leaves to 
                               NCCL_CGA_CLUSTER_SIZE=0 for these collectives, or any number may be
                               too small. It must be the same on all ranks (default 0: "fused" is
                               refused across hosts)
+AXONN_FUSED_FREE_SMS          the SMs of a GPU that every GEMM of algorithm="fused" leaves free for
+                              kernels that run at the same time, at most half of them. A GEMM that
+                              finds some of its SMs occupied can take up to twice its time (default:
+                              as many as the collectives of axonn_ext.overlap that are under way
+                              take, so none without any)
 AXONN_EMULATED_LINKS          for CPU ranks of one host, the GB/s that a rank sends along each axis,
                               like x=2.0,y=1.0,z=0.5,data=0.25; collectives sleep until such a link
                               would be done, and nothing is fused along these axes (default empty:
@@ -36,6 +41,9 @@ AXONN_EMULATED_LINKS          for CPU ranks of one host, the GB/s that a rank se
 
 Any other variable whose name begins with AXONN_ is refused, since it is most likely misspelt and
 would silently be ignored. (Variables that setup.py reads are accepted.)
+
+CUDA_DEVICE_MAX_CONNECTIONS=1 and CUDA_LAUNCH_BLOCKING=1 are read, too: with either, a CUDA graph
+that captures a fused gather brings this rank's rows to its peers before the GEMM begins.
 
 `launch_environment` reads the variables that torchrun sets (RANK, WORLD_SIZE, ...).
 """
@@ -82,6 +90,8 @@ class Settings:
     debug_collectives: bool = False
     debug_token_ids: bool = False
     fused_nccl_sms: int = 0
+    fused_free_sms: int | None = None  # None: as many as collectives under way take
+    graphs_in_turn: bool = False  # whether CUDA graphs run their branches one after the other
     product_kernels: tuple[str, ...] | None = None  # None if the variable is not set
     emulated_links: Mapping[str, float] = field(default_factory=dict)  # GB/s by axis
 
@@ -110,7 +120,10 @@ def load(environment: Mapping[str, str] = os.environ) -> Settings:
     Raises: SettingsError, a ValueError that names the variables, for invalid values and for unknown
     names that begin with AXONN_.
     """
-    values: dict[str, Any] = {"cache_dir": _cache_dir(environment)}
+    values: dict[str, Any] = {
+        "cache_dir": _cache_dir(environment),
+        "graphs_in_turn": any(environment.get(name) == "1" for name in _GRAPHS_IN_TURN),
+    }
     problems = {
         name: _unknown(name)
         for name in environment
@@ -256,6 +269,14 @@ def _sms(text: str) -> int:
     return int(value)
 
 
+def _free_sms(text: str) -> int:
+    expected = "be a whole number, 0 or more"
+    value = _number(text, expected, least=0, most=MAX_FUSED_NCCL_SMS)
+    if not value.is_integer():
+        raise _expected(expected, text)
+    return int(value)
+
+
 def _switch(text: str) -> bool:
     if text not in ("0", "1"):
         raise _expected("be 0 or 1", text)
@@ -304,7 +325,9 @@ _READERS: Mapping[str, tuple[str, Callable[[str], Any]]] = {
     "AXONN_DEBUG_COLLECTIVES": ("debug_collectives", _switch),
     "AXONN_DEBUG_TOKEN_IDS": ("debug_token_ids", _switch),
     "AXONN_FUSED_NCCL_SMS": ("fused_nccl_sms", _sms),
+    "AXONN_FUSED_FREE_SMS": ("fused_free_sms", _free_sms),
     "AXONN_PRODUCT_KERNELS": ("product_kernels", _product_kernels),
     "AXONN_EMULATED_LINKS": ("emulated_links", _links),
 }
+_GRAPHS_IN_TURN = ("CUDA_DEVICE_MAX_CONNECTIONS", "CUDA_LAUNCH_BLOCKING")
 _NOT_READ_HERE = ("AXONN_CUDA", "AXONN_CUDA_REASON")  # setup.py reads them

@@ -14,11 +14,18 @@ def test_defaults_and_values():
             "AXONN_TIMEOUT_SECONDS": "2.5",
             "AXONN_SYMMETRIC_MEMORY_BYTES": str(1 << 21),
             "AXONN_FUSED_NCCL_SMS": "16",
+            "AXONN_FUSED_FREE_SMS": "0",
         }
     )
     assert loaded == settings.Settings(
-        timeout_seconds=2.5, symmetric_memory_bytes=1 << 21, fused_nccl_sms=16
+        timeout_seconds=2.5, symmetric_memory_bytes=1 << 21, fused_nccl_sms=16, fused_free_sms=0
     )
+
+
+@pytest.mark.parametrize("name", ["CUDA_DEVICE_MAX_CONNECTIONS", "CUDA_LAUNCH_BLOCKING"])
+@pytest.mark.parametrize("value, in_turn", [("1", True), ("0", False), ("32", False)])
+def test_graphs_in_turn(name: str, value: str, in_turn: bool):
+    assert settings.load({name: value}).graphs_in_turn is in_turn
 
 
 @pytest.mark.parametrize("text, value", [("", False), ("0", False), ("1", True)])
@@ -64,6 +71,8 @@ def test_cache_directory(environment: dict[str, str], directory: str):
         ("AXONN_DEBUG_COLLECTIVES", "yes", "0 or 1, got 'yes'"),
         ("AXONN_FUSED_NCCL_SMS", "4", "0 or a whole number from 8 on, got 4"),
         ("AXONN_FUSED_NCCL_SMS", "8.5", "got 8.5"),
+        ("AXONN_FUSED_FREE_SMS", "-1", "a whole number, 0 or more, got -1"),
+        ("AXONN_FUSED_FREE_SMS", "1.5", "got 1.5"),
         ("AXONN_PRODUCT_KERNELS", "cublaslt,cublas", "got 'cublas'"),
     ],
 )

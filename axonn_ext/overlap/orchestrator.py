@@ -16,6 +16,7 @@ from axonn_ext import _C, settings
 from axonn_ext.gradients import sum_over_ends
 from axonn_ext.grid import AxisGroup, Grid
 from axonn_ext.nn.sharded import ShardedModule, ShardedParameter, axes_left, sharded_parameters
+from axonn_ext.overlap.busy_sms import NCCL_SMS, BusySms
 from axonn_ext.overlap.exchange import LaneExchange
 from axonn_ext.overlap.host_lane import HostLane
 from axonn_ext.overlap.lane import Lane
@@ -123,13 +124,21 @@ class Orchestrator:
         for watch in watches:
             watch.siblings = [other for other in watches if other is not watch]
         own = self._own_communicators(grid)
-        return {watch.axis: self._make_lane(grid.axis(watch.axis), watch, own) for watch in watches}
+        busy = BusySms(self._device, sms=self.overlap.max_ctas or NCCL_SMS)
+        return {
+            watch.axis: self._make_lane(grid.axis(watch.axis), watch, own, busy)
+            for watch in watches
+        }
 
-    def _make_lane(self, axis: AxisGroup, watch: Watch, own: CommunicatorGrid | None) -> Lane:
+    def _make_lane(
+        self, axis: AxisGroup, watch: Watch, own: CommunicatorGrid | None, busy: BusySms
+    ) -> Lane:
         if self._device.type == "cpu":
             return HostLane(axis, self._recorder, watch)
         transport = C10dTransport(axis) if own is None else NcclTransport(axis, own)
-        return StreamLane(axis, self._recorder, watch, transport=transport, device=self._device)
+        return StreamLane(
+            axis, self._recorder, watch, transport=transport, device=self._device, busy=busy
+        )
 
     def _own_communicators(self, grid: Grid) -> CommunicatorGrid | None:
         """Returns the grid's NCCL communicators; None where c10d's groups are used."""

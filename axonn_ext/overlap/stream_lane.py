@@ -14,6 +14,7 @@ from torch import Tensor
 
 from axonn_ext import _C
 from axonn_ext.grid import AxisGroup
+from axonn_ext.overlap.busy_sms import BusySms
 from axonn_ext.overlap.clock import StreamClock
 from axonn_ext.overlap.lane import ORDER, Collective, Lane, first_line, orders_differ
 from axonn_ext.overlap.transport import Started, Transport
@@ -36,10 +37,10 @@ class StreamLane(Lane):
 
     def __init__(
         self, axis: AxisGroup, lanes: _C.Lanes, watch: Watch, *, transport: Transport,
-        device: torch.device, gpu: Any = torch.cuda,
+        device: torch.device, busy: BusySms, gpu: Any = torch.cuda,
     ) -> None:  # fmt: skip
         super().__init__(axis, lanes, watch, transport)
-        self._gpu, self._device = gpu, device
+        self._gpu, self._device, self._busy = gpu, device, busy
         self._stream = gpu.Stream(device)
         self._clock = StreamClock(device, gpu)
         self._unread: deque[tuple[int, _Marks]] = deque()  # (sequence number, its unread times)
@@ -100,10 +101,13 @@ class StreamLane(Lane):
             done = self._gpu.Event()
             done.record(self._stream)
         self._unread.append((sequence, marks))
+        if marks.timed:
+            self._busy.look()
+        self._busy.started(self.axis.axis, done, is_captured=not marks.timed)
         return _InStream(
             signature, sequence, self._watch, gpu=self._gpu, device=self._device, issued_on=current,
             runs_on=self._stream, done=done, marks=marks, tensors=tensors,
-            transport=self._transport,
+            transport=self._transport, busy=self._busy,
         )  # fmt: skip
 
     def _read_times(self) -> None:
@@ -127,10 +131,10 @@ class _InStream(Collective):
     def __init__(
         self, signature: str, sequence: int, watch: Watch, *, gpu: Any, device: torch.device,
         issued_on: torch.Stream, runs_on: torch.Stream, done: torch.Event, marks: _Marks,
-        tensors: tuple[Tensor, ...], transport: Transport,
+        tensors: tuple[Tensor, ...], transport: Transport, busy: BusySms,
     ) -> None:  # fmt: skip
         super().__init__(signature, sequence, watch)
-        self._transport = transport
+        self._transport, self._busy = transport, busy
         self._gpu, self._device = gpu, device
         self._issued_on, self._runs_on = issued_on, runs_on
         self._done, self._marks, self._tensors = done, marks, tensors
@@ -154,6 +158,9 @@ class _InStream(Collective):
             self._marks.set("waited_from", current)
         current.wait_event(self._done)
         self._readers.append(current)
+        self._busy.awaited(self._watch.axis, self._done)
+        if self._marks.timed:
+            self._busy.look()
         if current != self._issued_on:
             # The tensors' memory belongs to `_issued_on`, which must not use it again before the
             # collective is done.

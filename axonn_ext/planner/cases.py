@@ -11,7 +11,7 @@ from axonn_ext.planner.errors import PlannerError
 from axonn_ext.planner.estimate import Estimate, estimate
 from axonn_ext.planner.job import WIDTHS, Job, Options
 from axonn_ext.planner.machine import Machine
-from axonn_ext.planner.memory.peak import memory_of
+from axonn_ext.planner.memory.peak import memory_on
 from axonn_ext.planner.model_files import load_model
 from axonn_ext.planner.search.fastest import plan
 from axonn_ext.planner.search.request import Request
@@ -73,7 +73,7 @@ def estimate_case(case: Case, machine: Machine) -> Estimate:
     if case.grid is None:
         return _best(case, machine)
     job = case.on(case.grid)
-    return estimate(job, machine, memory_of(job, device=machine.device))
+    return estimate(job, machine, memory_on(job, machine))
 
 
 def _best(case: Case, machine: Machine) -> Estimate:

@@ -90,6 +90,11 @@ class Machine:
         """The bytes of memory that tensors can have."""
         return self.memory_bytes - self.memory_reserved_bytes
 
+    @property
+    def auto_fuses(self) -> bool:
+        """Whether algorithm "auto" may be modelled to choose "fused" on a GPU of the machine."""
+        return self.device == "cuda" and self.hidden_share > 0
+
     def communicators_bytes(self, grid: GridShape) -> int:
         """Returns the bytes of the buffers of a grid's communicators."""
         return grid.num_communicators * self.communicator_bytes

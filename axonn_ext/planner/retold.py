@@ -17,7 +17,7 @@ from axonn_ext.planner.errors import PlannerError
 from axonn_ext.planner.estimate import Estimate, estimate
 from axonn_ext.planner.job import Job, Options, violations
 from axonn_ext.planner.machine import Machine
-from axonn_ext.planner.memory.peak import memory_of
+from axonn_ext.planner.memory.peak import memory_on
 from axonn_ext.planner.pipelines import StageSteps
 from axonn_ext.planner.published import FLOPS
 from axonn_ext.planner.scaled_links import CHANGE, with_rates
@@ -226,7 +226,7 @@ def _numbers_of_micro_batches(case: Case, way: Way, grid: GridShape) -> Iterator
 def fastest_of(jobs: Iterable[Job], machine: Machine) -> Estimate | None:
     """Returns the fastest of those that are legal and fit; None if there is none."""
     legal = (job for job in jobs if next(violations(job), None) is None)
-    memory = {job: memory_of(job, device=machine.device) for job in legal}
+    memory = {job: memory_on(job, machine) for job in legal}
     fitting = (
         job
         for job, held in memory.items()

@@ -222,6 +222,19 @@ TEST(LaunchConfig, TheGridLeavesRoomForProducers) {
   EXPECT_NE(why(config, kLarge, {.ranks_per_device = 0, .producer_ctas = 0}), "");
 }
 
+TEST(LaunchConfig, TheGridLeavesSmsToOthers) {
+  const auto config = hopper();
+  EXPECT_EQ(max_ctas(config, {.free_sms = 24}, kSm90), 108);
+  EXPECT_EQ(max_ctas(config, {.producer_ctas = 8, .free_sms = 16}, kSm90), 108);
+  EXPECT_EQ(max_ctas(config, {.free_sms = 1}, kSm90), 130) << "whole clusters";
+  // At most half of what there is, so that a GEMM runs on any device and with any setting.
+  EXPECT_EQ(max_ctas(config, {.free_sms = 1000}, kSm90), 66);
+  EXPECT_EQ(max_ctas(config, {.ranks_per_device = 4, .free_sms = 1000}, kSm90), 16);
+  const auto best = best_config(kLarge, {.free_sms = 24}, kSm90);
+  ASSERT_TRUE(best);
+  EXPECT_LE(best->num_ctas, 108);
+}
+
 TEST(Cost, IsWavesTimesTheTimeOfATile) {
   const auto config = hopper();
   // 32 x 16 tiles on 132 CTAs are 4 waves; twice the rows, 8.

@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "core/cuda/fused/workspace_size.h"
 #include "ops/composed/fused_cuda.h"
 #include "ops/composed/fused_settings.h"
 #include "ops/emulation/emulated_links.h"
@@ -94,14 +95,15 @@ PYBIND11_MODULE(_C, m) {
   m.def(
       "configure",
       [](double timeout_seconds, int64_t symmetric_memory_bytes, int64_t fused_nccl_sms,
-         const std::string& cache_dir, const std::vector<std::string>& product_kernels,
+         std::optional<int64_t> fused_free_sms, bool graphs_in_turn, const std::string& cache_dir,
+         const std::vector<std::string>& product_kernels,
          const std::vector<std::string>& unverified_kernels, int64_t verified_fused_ranks,
          bool suggest_verify, const std::string& machine, const std::string& torch,
          const std::string& axonn_ext, const std::map<std::string, double>& emulated_links,
          bool debug_collectives) {
         axonn::ops::configure_product_kernels(product_kernels, unverified_kernels);
         axonn::ops::configure_groups({timeout_seconds, symmetric_memory_bytes, debug_collectives});
-        axonn::ops::configure_fused_on_cuda(fused_nccl_sms);
+        axonn::ops::configure_fused_on_cuda({fused_nccl_sms, fused_free_sms, graphs_in_turn});
         axonn::ops::configure_tuning({timeout_seconds,
                                       cache_dir,
                                       {machine, torch, axonn_ext},
@@ -110,11 +112,24 @@ PYBIND11_MODULE(_C, m) {
       },
       pybind11::call_guard<pybind11::gil_scoped_release>(), pybind11::kw_only(),
       pybind11::arg("timeout_seconds"), pybind11::arg("symmetric_memory_bytes"),
-      pybind11::arg("fused_nccl_sms"), pybind11::arg("cache_dir"), pybind11::arg("product_kernels"),
+      pybind11::arg("fused_nccl_sms"), pybind11::arg("fused_free_sms"),
+      pybind11::arg("graphs_in_turn"), pybind11::arg("cache_dir"), pybind11::arg("product_kernels"),
       pybind11::arg("unverified_kernels"), pybind11::arg("verified_fused_ranks"),
       pybind11::arg("suggest_verify"), pybind11::arg("machine"), pybind11::arg("torch"),
       pybind11::arg("axonn_ext"), pybind11::arg("emulated_links"),
       pybind11::arg("debug_collectives"));
+  m.def("add_busy_sms", &axonn::ops::add_busy_sms, pybind11::arg("device"), pybind11::arg("sms"),
+        "Notes that collectives beside a GPU's current stream take SMs, or no longer do.");
+  m.def("free_sms_on", &axonn::ops::free_sms_on, pybind11::arg("device"),
+        "The SMs that fused GEMMs leave free on a GPU now.");
+  m.def(
+      "fused_workspace_bytes",
+      [](int64_t bytes) {
+        using namespace axonn::kernels::cuda;
+        return memory_bytes(bytes, kFrontBytes, kPageBytes);
+      },
+      pybind11::arg("bytes"),
+      "The GPU memory that a group takes whose largest fused call needs a workspace of `bytes`.");
   m.def(
       "algorithm_candidates",
       [](bool is_cpu, bool shares_memory, bool is_supported, int64_t num_ranks,

@@ -37,10 +37,12 @@ TORCH_LIBRARY(axonn, m) {
   // call to call, added up in the "switch", or in whatever way is best for "any_order".
   m.def(
       "_fused_all_gather_matmul(Tensor shard, Tensor other, str arriving, str transport, int "
-      "nccl_sms, str group_name, int group_size, float timeout_seconds) -> Tensor");
+      "nccl_sms, str group_name, int group_size, float timeout_seconds, int free_sms=0, bool "
+      "graphs_in_turn=False) -> Tensor");
   m.def(
       "_fused_matmul_sum(Tensor a, Tensor b, bool everywhere, str sum_broadcast, str group_name, "
-      "int group_size, float timeout_seconds) -> Tensor");
+      "int group_size, float timeout_seconds, int free_sms=0, bool graphs_in_turn=False) -> "
+      "Tensor");
 
   // Returns why a device has no fused form for a dtype and so many ranks, whatever the sizes, or an
   // empty text if it has one. The module of the kernels defines _why_no_fused, which takes sizes,

@@ -276,6 +276,7 @@ LAUNCH = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE":
         ("AXONN_SYMMETRIC_MEMORY_BYTES", "1e30"),
         ("AXONN_DEBUG_COLLECTIVES", "yes"),
         ("AXONN_FUSED_NCCL_SMS", "1e30"),
+        ("AXONN_FUSED_FREE_SMS", "many"),
         ("AXONN_EMULATED_LINKS", "x=1e-300"),
         ("AXONN_PRODUCT_KERNELS", "x" * 5000),
         ("AXONN_TIMEOUT_SECOND", "5"),

@@ -45,13 +45,26 @@ def flags_written_by_the_queue() -> list[int]:
     return counts
 
 
-def test_queues_write_flags_until_a_graph_counts_calls():
+@pytest.mark.parametrize(
+    "driver, writes_to_peers, flags",
+    [
+        ("13000", "work", [1, 0, 0, 0, 0]),
+        ("13000", "refused", [0] * 5),
+        ("13000", "ignored", [0] * 5),
+        ("13010", "ignored", [0] * 5),  # CUDA 13.1, which supports no such writes
+    ],
+)
+def test_queues_write_flags_where_the_driver_can_until_a_graph_counts_calls(
+    monkeypatch, driver, writes_to_peers, flags
+):
     if torch.cuda.device_count() < 2 or torch.cuda.get_device_capability() != (9, 0):
         pytest.skip("a GPU of sm_90 is needed for each of 2 ranks")
     assert _library.cuda is not None  # it has the op
+    monkeypatch.setenv("GPU_MACHINE_DRIVER", driver)
+    monkeypatch.setenv("GPU_MACHINE_REMOTE_WRITES", writes_to_peers)
     pool = WorkerPool(2, device="cuda")  # of its own: in others, graphs have captured calls
     try:
         found = pool.run(flags_written_by_the_queue)
     finally:
         pool.close()
-    assert found == [[1, 0, 0, 0, 0]] * 2
+    assert found == [flags] * 2

@@ -12,10 +12,11 @@ from unittest import mock
 import pytest
 import torch
 
-from axonn_ext import GridShape, trace_communication
+from axonn_ext import _C, GridShape, trace_communication
 from axonn_ext.grid import AxisGroup
 from axonn_ext.models import ParallelConfig
 from axonn_ext.overlap import CommunicationError, Orchestrator, Overlap, orchestrator
+from axonn_ext.overlap.busy_sms import BusySms
 from axonn_ext.overlap.lane import Lane
 from axonn_ext.overlap.stream_lane import StreamLane
 from axonn_ext.overlap.transport import C10dTransport, NcclTransport, Transport
@@ -26,6 +27,7 @@ from model_cases import GPT2, LLAMA
 from overlap_cases import LIMITS, Case, compare, diverge_on, linear, train
 
 TWO_BY_TWO = GridShape(z=2, data=2)
+SMS = 12  # that a collective takes
 
 
 class Stream:
@@ -119,9 +121,9 @@ def lanes_of_streams(
 ) -> Iterator[None]:
     def make(axis: AxisGroup, lanes: Any, watch: Watch) -> Lane:
         transport = transport_of(axis)
-        return lane(
-            axis, lanes, watch, transport=transport, device=torch.device("cpu"), gpu=gpu
-        )  # fmt: skip
+        device = torch.device("cpu")
+        busy = BusySms(device, sms=SMS)
+        return lane(axis, lanes, watch, transport=transport, device=device, busy=busy, gpu=gpu)
 
     with mock.patch.object(orchestrator, "HostLane", make):
         yield
@@ -183,6 +185,30 @@ def totals_with_and_without_capture() -> tuple[dict[str, Any], dict[str, Any]]:
                 totals = run.totals()
         both.append({a: (t.num_tasks, t.bytes, t.busy) for a, t in totals.items()})
     return both[0], both[1]
+
+
+def free_sms_of_a_step() -> tuple[set[int], int]:
+    """What GEMMs in forward and backward leave free, and what is left free after the step."""
+    gpu, seen = Gpu(), set()
+    with lanes_of_streams(gpu, StreamLane):
+        grid = grid_of(TWO_BY_TWO)
+        model = torch.nn.Sequential(*(linear(grid, name) for name in "abc"))
+        for layer in model:
+            layer.register_forward_hook(lambda *_: seen.add(_C.free_sms_on(0)))
+            layer.register_full_backward_hook(lambda *_: seen.add(_C.free_sms_on(0)))
+        with Orchestrator(model, Overlap(prefetch=1, bucket_bytes=64)) as run:
+            for _ in range(2):
+                gpu.behind = True  # of the host, so nothing is done yet
+                model(torch.ones(4, 16, requires_grad=True)).sum().backward()
+                gpu.behind = False  # the host waits for the step before
+                run.sync_gradients()
+            return seen, _C.free_sms_on(0)
+
+
+def test_gemms_leave_sms_to_the_collectives_that_are_under_way(pool):
+    for seen, after in pool(4).run(free_sms_of_a_step):
+        assert max(seen) == 2 * SMS  # z and data
+        assert after == 0
 
 
 def times_of_a_step_before_a_capture() -> dict[str, tuple[int, float, float]]:

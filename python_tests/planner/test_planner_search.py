@@ -181,11 +181,12 @@ def test_what_fits_is_what_memory_of_counts_as_little_enough() -> None:
         grid = GridShape(*(draw.choice([1, 2]) for _ in range(4)), pipe=draw.choice([1, 1, 2, 4]))
         schedule = draw.choice(["message_driven", "1f1b", "zero_bubble"])
         layout, parts = draw.choice(["sharded", "replicated"]), draw.choice([1, 4])
+        algorithm, auto_fuses = draw.choice(["auto", "fused"]), draw.random() < 0.5
         jobs = [
             Job(model, grid, Options(
                 recompute=recompute, save_gathered=saved, overlap=overlap,
                 reshard_after_forward=reshards, layout=layout, micro_batches=parts,
-                pipeline=PipelineOptions(schedule),
+                pipeline=PipelineOptions(schedule), algorithm=algorithm,
             ), 128)
             for recompute in ("none", "full")
             for saved in (False, True)
@@ -194,12 +195,11 @@ def test_what_fits_is_what_memory_of_counts_as_little_enough() -> None:
         ]  # fmt: skip
         if list(violations(jobs[0])):
             continue
-        totals = sorted({memory_of(job).total for job in jobs})
-        for limit in (0, *totals, *(total - 1 for total in totals)):
-            fitting = [job for job in jobs if memory_of(job).total <= limit]
-            found = those_that_fit(jobs, limit)
-            assert [job for job, fits in zip(jobs, found.fits, strict=True) if fits] == fitting
-            too_full = [memory_of(job).total for job in jobs if job not in fitting]
+        held = [memory_of(job, auto_fuses=auto_fuses).total for job in jobs]
+        for limit in sorted({0, *held, *(total - 1 for total in held)}):
+            found = those_that_fit(jobs, limit, auto_fuses=auto_fuses)
+            assert found.fits == [total <= limit for total in held]
+            too_full = [total for total in held if total > limit]
             assert all(limit + found.missing <= total for total in too_full)
 
 
@@ -217,11 +217,12 @@ def test_what_fits_like_others_is_what_memory_of_counts_as_little_enough() -> No
         pipeline = PipelineOptions(draw.choice(["message_driven", "1f1b", "gpipe", "zero_bubble"]))
         optimizer, layout = draw.choice(zeros), draw.choice(["sharded", "replicated"])
         device, dtype = draw.choice(["cuda", "cuda", "cpu"]), draw.choice(["bf16", "fp32"])
+        algorithm, auto_fuses = draw.choice(["auto", "fused"]), draw.random() < 0.5
         groups = [
             [
                 Job(model, GridShape(x, y, z, 8 // z, pipe), Options(
                     recompute=recompute, overlap=overlap, layout=layout, micro_batches=parts,
-                    dtype=dtype, pipeline=pipeline, optimizer=optimizer,
+                    dtype=dtype, pipeline=pipeline, optimizer=optimizer, algorithm=algorithm,
                 ), 128)
                 for recompute in ("none", "full")
                 for overlap in (Overlap(gathered_bytes=2**18), None)
@@ -230,7 +231,8 @@ def test_what_fits_like_others_is_what_memory_of_counts_as_little_enough() -> No
             for parts in (1, 2, 4, 8, 16)
         ]  # fmt: skip
         groups = [group for group in groups if not list(violations(group[0]))]
-        totals = [[memory_of(job, device=device).total for job in group] for group in groups]
+        where = {"device": device, "auto_fuses": auto_fuses}
+        totals = [[memory_of(job, **where).total for job in group] for group in groups]
         every = sorted({total for group in totals for total in group})
         for limit in {
             total - d for total in draw.sample(every, min(12, len(every))) for d in (0, 1)
@@ -239,7 +241,7 @@ def test_what_fits_like_others_is_what_memory_of_counts_as_little_enough() -> No
             for group, held in zip(groups, totals, strict=True):
                 # Communicators, of which there are fewer on some grids, take some of the memory.
                 own = limit - 100 * group[0].grid.num_communicators
-                fits = those_that_fit(group, own, device=device, known=known).fits
+                fits = those_that_fit(group, own, **where, known=known).fits
                 assert fits == [total <= own for total in held], (group[0], own)
                 num_known += sum(fits)
     assert num_known > 300

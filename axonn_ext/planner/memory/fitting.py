@@ -76,13 +76,15 @@ class RoomyKinds:
 
 
 def those_that_fit(
-    jobs: Sequence[Job], limit: int, *, device: str = "cuda", known: RoomyKinds | None = None
-) -> Fitting:
+    jobs: Sequence[Job], limit: int, *, device: str = "cuda", auto_fuses: bool = False,
+    known: RoomyKinds | None = None,
+) -> Fitting:  # fmt: skip
     """Returns which jobs have a memory_of of at most `limit` bytes.
 
     jobs: legal jobs that differ alone in kept inputs, kept weights, whether there is overlap, and
-    whether recomputation is "none" or "full"; all may have another policy of it. known: what
-    has been found on the same device, to which what is found is added.
+    whether recomputation is "none" or "full"; all may have another policy of it.
+    device, auto_fuses: see memory_of. known: what has been found with the same two, to which what
+    is found is added.
     """
     stages = fullest_stages(jobs[0], device)
     at_once = max(_states_at_once(jobs[0], stage) for stage in stages)
@@ -106,7 +108,7 @@ def those_that_fit(
         if most is None:
             most = _at_least(jobs[number], stages[0], size)
             if most <= limit:
-                most = fullest(jobs[number], stages, device).total
+                most = fullest(jobs[number], stages, device, auto_fuses=auto_fuses).total
             counted.append((kind, most))
         fits[number] = most <= limit
         if not fits[number]:

@@ -16,11 +16,12 @@ from typing import NamedTuple
 
 from axonn_ext.planner.errors import PlannerError
 from axonn_ext.planner.job import Job
-from axonn_ext.planner.machine import DEVICES
-from axonn_ext.planner.memory.in_flight import Units, fullest_units, units_of
+from axonn_ext.planner.machine import DEVICES, Machine
+from axonn_ext.planner.memory.in_flight import fullest_units, units_of
 from axonn_ext.planner.memory.moments import moments
 from axonn_ext.planner.memory.stage import Stage
-from axonn_ext.planner.memory.states import FP64, StageStates, stage_states_of
+from axonn_ext.planner.memory.states import FP64, StageStates, States, stage_states_of
+from axonn_ext.planner.memory.workspaces import workspaces
 from axonn_ext.planner.shares import StageShare
 from axonn_ext.spec.pipeline import Task
 
@@ -58,17 +59,24 @@ class Memory(NamedTuple):
         return max(self._fields, key=lambda name: getattr(self, name))
 
 
-def memory_of(job: Job, *, device: str = "cuda") -> Memory:
+def memory_of(job: Job, *, device: str = "cuda", auto_fuses: bool = False) -> Memory:
     """Returns the memory that each rank of a legal job needs; in a pipeline, the fullest stage.
 
     device: "cuda" or "cpu". On the CPU, collectives copy bf16 and fp16 to fp32 in
     order to sum them.
+    auto_fuses: whether algorithm "auto" may choose "fused" on a GPU. The workspaces of the fused
+    ops then count as well as what the other algorithms need.
 
     Raises PlannerError for any other device.
     """
     if device not in DEVICES:
         raise PlannerError(f"device must be one of {', '.join(DEVICES)}, got {device!r}")
-    return fullest(job, fullest_stages(job, device), device)
+    return fullest(job, fullest_stages(job, device), device, auto_fuses=auto_fuses)
+
+
+def memory_on(job: Job, machine: Machine) -> Memory:
+    """Returns the memory that each rank of a legal job needs on a machine; see memory_of."""
+    return memory_of(job, device=machine.device, auto_fuses=machine.auto_fuses)
 
 
 def stage_memory_of(
@@ -82,7 +90,8 @@ def stage_memory_of(
     has = stage_states_of(job, device=device)[stage]
     if order is None:
         return fullest(job, [has], device)
-    return _memory_of(job, has, device, fullest_units(order, defers=job.options.pipeline.defers))
+    units = fullest_units(order, defers=job.options.pipeline.defers)
+    return _memory_of(Stage(job, has, device, units), has.states)
 
 
 def fullest_stages(job: Job, device: str) -> Sequence[StageStates]:
@@ -99,25 +108,28 @@ def fullest_stages(job: Job, device: str) -> Sequence[StageStates]:
     return list(kinds.values())
 
 
-def fullest(job: Job, stages: Iterable[StageStates], device: str) -> Memory:
+def fullest(
+    job: Job, stages: Iterable[StageStates], device: str, *, auto_fuses: bool = False
+) -> Memory:
     """Returns what the fullest of these stages holds."""
     in_stages = job.grid.pipe > 1
-    of_each = (
-        _memory_of(job, has, device, units_of(job, has.number) if in_stages else ())
-        for has in stages
-    )
-    return max(of_each, key=lambda memory: memory.total)
+
+    def memory(has: StageStates) -> Memory:
+        units = units_of(job, has.number) if in_stages else ()
+        return _memory_of(Stage(job, has, device, units, auto_fuses=auto_fuses), has.states)
+
+    return max(map(memory, stages), key=lambda memory: memory.total)
 
 
-def _memory_of(job: Job, has: StageStates, device: str, units: tuple[Units, ...]) -> Memory:
-    stage = Stage(job, has, device, units)
+def _memory_of(stage: Stage, states: States) -> Memory:
     peak = max(moments(stage), key=sum)
     return Memory(
-        parameters=has.states.parameters,
+        parameters=states.parameters,
         gradients=peak.gradients,
-        optimizer=has.states.optimizer,
+        optimizer=states.optimizer,
         gathered_weights=peak.gathered_weights,
         activations=peak.activations,
         logits=peak.logits,
-        buffers=peak.buffers + 2 * FP64 * stage.size.rotary,  # the angles of rotary positions
+        # The angles of rotary positions and the workspaces stay.
+        buffers=peak.buffers + 2 * FP64 * stage.size.rotary + workspaces(stage),
     )

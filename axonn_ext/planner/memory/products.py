@@ -17,8 +17,14 @@ def block_forward(stage: Stage) -> tuple[int, int]:
     """
     size = stage.size
     up = size.up // stage.x
-    internals = forward_internals(stage, up, size.hidden // stage.y, stage.x, stage.y, False)
-    return stage.stream + stage.my * up * stage.width - _mlp_kept(stage), internals
+    hidden = size.hidden // stage.y
+    internals = forward_internals(stage, up, hidden, stage.x, stage.y, False)
+    first = stage.stream + stage.my * up * stage.width - _mlp_kept(stage), internals
+    if not stage.fuses:
+        return first
+    # Without the first Linear's product, the gathered input of the down Linear may need more.
+    inside_down = forward_internals(stage, hidden, size.mlp // stage.x, stage.y, stage.x, False)
+    return max(first, (2 * stage.stream, inside_down), key=sum)
 
 
 def block_backward(stage: Stage) -> tuple[int, int]:
@@ -58,16 +64,24 @@ def forward_internals(stage: Stage, n: int, k: int, r: int, s: int, has_weight: 
     """Returns what a Linear, n x k on this rank, needs in forward.
 
     It needs the gathered weight and x, and the product before its sum. This is the algorithm
-    "sequential"; the others do not need more. Source: csrc/ops/composed/linear_forward.cpp.
+    "sequential"; the others do not need more. On GPUs, "fused" keeps the product in a workspace
+    (workspaces.py), and also an operand that it gathers during the product.
+    Source: csrc/ops/composed/linear_forward.cpp.
 
     r, s: the sizes of the Linear's axes. has_weight: whether the gathered weight is there
     already, like a tied table.
     """
-    m, width = stage.m, stage.width
-    inside = n * k * width if stage.z > 1 and stage.overlap is None and not has_weight else 0
-    if stage.sharded and r > 1:
+    m, width, keeps = stage.m, stage.width, stage.options
+    gathers_weight = stage.z > 1 and stage.overlap is None and not has_weight
+    gathers_x = stage.sharded and r > 1
+    fuses_gather = stage.fuses and s == 1
+    inside = 0
+    if gathers_weight and not (fuses_gather and not gathers_x and keeps.reshard_after_forward):
+        inside += n * k * width
+    # A gathered x that is kept counts among activations.
+    if gathers_x and not (fuses_gather or (stage.fuses and keeps.save_gathered)):
         inside += m * k * width
-    if s > 1:
+    if s > 1 and not stage.fuses:
         inside += m * n * stage.sum_width + m * n // s * stage.copied_parts
     return inside
 
@@ -77,17 +91,19 @@ def backward_internals(stage: Stage, n: int, k: int, r: int, s: int, has_weight:
 
     It needs the gathered dy throughout. Beside it, dgrad needs the gathered weight, and dx
     before its sum; after that, wgrad needs the gathered x, and the weight's gradient before its
-    sum.
+    sum. On GPUs, "fused" keeps both products in workspaces, and the weight if dx has no sum.
     """
     m, width = stage.m, stage.width
     dy = m * n * width if stage.sharded and s > 1 else 0
-    dgrad = n * k * width if stage.regathers and not has_weight else 0
+    gathers_weight = stage.regathers and not has_weight and not (stage.fuses and r == 1)
+    dgrad = n * k * width if gathers_weight else 0
     wgrad = 0
     if r > 1:
-        dgrad += m * k * stage.sum_width + m * k // r * stage.copied_parts
+        if not stage.fuses:
+            dgrad += m * k * stage.sum_width + m * k // r * stage.copied_parts
         if stage.sharded and not stage.options.save_gathered:
             wgrad = m * k * width
-    if stage.z > 1 and stage.overlap is None and not has_weight:
+    if stage.z > 1 and stage.overlap is None and not has_weight and not stage.fuses:
         wgrad += n * k * stage.sum_width + n * k // stage.z * stage.copy
     return dy + max(dgrad, wgrad)
 

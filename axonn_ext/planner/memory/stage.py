@@ -22,13 +22,18 @@ class Stage:
     block      a block's weights, whole over z
     table      the table of the embedding or the head, whole over z; 0 if the stage has none
     split      the ranks that split each weight
+    fuses      whether the ops of Linears are fused, on a GPU
+    may_fuse   whether they are, or "auto" may choose so
     num_parts  the ranks of data that divide AdamW's state; 1: each has all of it
     sums_early whether ZeRO takes gradients in the only, or in each, backward pass of a step
     stream     a micro-batch's rows of the residual stream
     units      the micro-batches held at the fullest moments, if it is in a pipeline
     """
 
-    def __init__(self, job: Job, has: StageStates, device: str, units: tuple[Units, ...]) -> None:
+    def __init__(
+        self, job: Job, has: StageStates, device: str, units: tuple[Units, ...], *,
+        auto_fuses: bool = False,
+    ) -> None:  # fmt: skip
         options, grid, size = job.options, job.grid, sizes_of(job.placed_model)
         self.job, self.number, self.share, self.elements = job, has.number, has.share, has.elements
         self.layers = self.share.num_layers
@@ -47,6 +52,10 @@ class Stage:
         self.overlap = options.overlap
         self.wide = FP32 if self.width < FP32 else 0
         self.copy = self.wide if device == "cpu" else 0
+        has_kernels = device == "cuda" and self.width < FP32  # which multiply bf16 and fp16
+        self.fuses = has_kernels and options.algorithm == "fused"
+        by_choice = has_kernels and options.algorithm == "auto" and auto_fuses
+        self.may_fuse = self.fuses or by_choice
         self.sum_width = self.width + self.copy
         self.copied_parts = self.copy if self.sharded else 0
         self.regathers = z > 1 and self.overlap is None and options.reshard_after_forward

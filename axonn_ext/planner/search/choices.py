@@ -280,7 +280,9 @@ def fitting_with_some(
             if missing[optimizer.zero] > freed_by_offload(kept, device=device):
                 continue
         tried = [with_optimizer(j, optimizer) for j in left]
-        fits, lacking = those_that_fit(tried, limit, device=device, known=known)
+        fits, lacking = those_that_fit(
+            tried, limit, device=device, auto_fuses=request.machine.auto_fuses, known=known
+        )
         found += compress(tried, fits)
         left = [j for j, fit in zip(left, fits, strict=True) if not fit]
         if not left:
@@ -293,8 +295,9 @@ def fitting_with_some(
 def fitting_jobs(request: Request, job: Job, variants: tuple[Options, ...]) -> list[Job]:
     """Returns those variants of a job that fit; see those_that_fit."""
     jobs = [_with_options(job, options) for options in variants]
-    limit, device = request.memory_limit_on(job.grid), request.machine.device
-    return list(compress(jobs, those_that_fit(jobs, limit, device=device).fits))
+    limit, machine = request.memory_limit_on(job.grid), request.machine
+    found = those_that_fit(jobs, limit, device=machine.device, auto_fuses=machine.auto_fuses)
+    return list(compress(jobs, found.fits))
 
 
 def _with_options(job: Job, options: Options) -> Job:

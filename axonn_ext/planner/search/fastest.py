@@ -14,7 +14,7 @@ from axonn_ext.planner.errors import PlannerError
 from axonn_ext.planner.estimate import Estimate, estimate
 from axonn_ext.planner.job import ZERO_2_IN_STAGES, Job, violations
 from axonn_ext.planner.memory.fitting import RoomyKinds
-from axonn_ext.planner.memory.peak import memory_of
+from axonn_ext.planner.memory.peak import memory_on
 from axonn_ext.planner.pipelines import StageSteps
 from axonn_ext.planner.prepared_step import PreparedStep
 from axonn_ext.planner.search.choices import (
@@ -190,7 +190,7 @@ class _Predictions:
 
     def _predict(self, job: Job) -> Estimate:
         machine = self._request.machine
-        memory = memory_of(job, device=machine.device)
+        memory = memory_on(job, machine)
         if job.grid.pipe > 1:
             return estimate(job, machine, memory, steps=self._steps)
         plain = with_default_numbers(job)

@@ -15,7 +15,7 @@ from functools import lru_cache
 from axonn_ext.planner.estimate import Estimate
 from axonn_ext.planner.held import block_bytes, table_bytes
 from axonn_ext.planner.job import Job, Options
-from axonn_ext.planner.memory.peak import memory_of
+from axonn_ext.planner.memory.peak import memory_on
 from axonn_ext.planner.search.request import Request
 from axonn_ext.planner.shares import shares_of
 from axonn_ext.spec.parallel import Overlap
@@ -137,7 +137,7 @@ def _all_weights(job: Job) -> int:
 
 
 def _total(request: Request, job: Job) -> int:
-    return memory_of(job, device=request.machine.device).total
+    return memory_on(job, request.machine).total
 
 
 def _with(job: Job, **numbers: int) -> Job:

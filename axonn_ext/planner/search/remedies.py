@@ -9,7 +9,7 @@ from itertools import islice
 from axonn_ext.planner.estimate import simulate_step
 from axonn_ext.planner.job import Job, violations
 from axonn_ext.planner.machine import Machine
-from axonn_ext.planner.memory.peak import memory_of
+from axonn_ext.planner.memory.peak import memory_on
 from axonn_ext.planner.pipelines import StageSteps
 from axonn_ext.planner.search.choices import fitting_with_some, jobs_of, variants_of
 from axonn_ext.planner.search.optimizers import (
@@ -82,8 +82,7 @@ def _with_other_optimizer(request: Request, rejected: Mapping[str, int]) -> str:
         return ""
     own = request.optimizers[0]
     before = with_optimizer(job, own)
-    device = request.machine.device
-    freed = memory_of(before, device=device).total - memory_of(job, device=device).total
+    freed = memory_on(before, request.machine).total - memory_on(job, request.machine).total
     steps = StageSteps(request.machine)
     after_s, before_s = (
         simulate_step(each, request.machine, steps=steps).step_time_s for each in (job, before)

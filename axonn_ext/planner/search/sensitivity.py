@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from axonn_ext.planner.estimate import Estimate, estimate
 from axonn_ext.planner.links import Level
 from axonn_ext.planner.machine import Machine
-from axonn_ext.planner.memory.peak import memory_of
+from axonn_ext.planner.memory.peak import memory_on
 from axonn_ext.planner.scaled_links import CHANGE, with_levels, with_rates
 from axonn_ext.planner.search.fastest import plan
 from axonn_ext.planner.search.request import Request
@@ -34,7 +34,7 @@ def variants(request: Request, best: Estimate) -> Iterator[Variant]:
     """
     for what, machine in machines(request.machine):
         changed = replace(request, machine=machine, top=1)
-        same = estimate(best.job, machine, memory_of(best.job, device=machine.device))
+        same = estimate(best.job, machine, memory_on(best.job, machine))
         yield Variant(what, plan(changed).configs[0], same)
 
 

@@ -119,7 +119,12 @@ cudaError_t cudaDeviceGetPCIBusId(char* id, int size, int device) {
     return cudaSuccess;
   });
 }
-cudaError_t cudaDriverGetVersion(int* version) { return cudaRuntimeGetVersion(version); }
+cudaError_t cudaDriverGetVersion(int* version) {
+  return api("cudaDriverGetVersion", [&](Runtime& r) {
+    *version = r.options.driver_version;
+    return cudaSuccess;
+  });
+}
 cudaError_t cudaRuntimeGetVersion(int* version) {
   *version = CUDART_VERSION;
   return cudaSuccess;

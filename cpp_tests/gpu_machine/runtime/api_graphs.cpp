@@ -6,7 +6,9 @@
 using axonn::gpu_machine::Branches;
 using axonn::gpu_machine::Capture;
 using axonn::gpu_machine::CapturePtr;
+using axonn::gpu_machine::check_order;
 using axonn::gpu_machine::Node;
+using axonn::gpu_machine::random_order;
 using axonn::gpu_machine::Runtime;
 using axonn::gpu_machine::SignalPtr;
 
@@ -51,20 +53,15 @@ cudaError_t end_capture(Runtime& runtime, cudaStream_t stream, cudaGraph_t* grap
   return cudaSuccess;
 }
 
-// Returns a random order in which each node comes after those that it waits for.
-std::vector<size_t> random_order(Runtime& runtime, const std::vector<Node>& nodes) {
-  std::vector<size_t> order;
-  std::vector<bool> placed(nodes.size(), false);
-  while (order.size() < nodes.size()) {
-    std::vector<size_t> ready;
-    for (size_t i = 0; i < nodes.size(); ++i) {
-      const auto& after = nodes[i].after;
-      const bool can = std::all_of(after.begin(), after.end(), [&](size_t a) { return placed[a]; });
-      if (!placed[i] && can) ready.push_back(i);
-    }
-    order.push_back(ready[runtime.machine.draw(static_cast<uint32_t>(ready.size()))]);
-    placed[order.back()] = true;
+// Returns the order in which a replay enqueues nodes. If the branches run one after the other, they
+// run in this order, too.
+std::vector<size_t> order_of(Runtime& runtime, const std::vector<Node>& nodes) {
+  const auto& options = runtime.options;
+  if (options.branches == Branches::kSideBySide || options.node_order == nullptr) {
+    return random_order(nodes, [&](uint32_t below) { return runtime.machine.draw(below); });
   }
+  std::vector<size_t> order = options.node_order(nodes);
+  check_order(order, nodes);
   return order;
 }
 
@@ -81,7 +78,7 @@ void enqueue_nodes(Runtime& runtime, CUgraphExec_st& exec, const SignalPtr& begu
     const int on = exec.streams[i];
     runtime.wait_on(on, begun, "the beginning of a graph");
     for (const size_t other : node.after) runtime.wait_on(on, done[other], "a node of a graph");
-    if (node.kind == Node::Kind::kWork) node.enqueue(on);
+    if (node.enqueue != nullptr) node.enqueue(on);
     if (node.kind == Node::Kind::kWait && before[node.event] != nullptr) {
       runtime.wait_on(on, before[node.event], "an event outside of the graph");
     }
@@ -93,9 +90,9 @@ void enqueue_nodes(Runtime& runtime, CUgraphExec_st& exec, const SignalPtr& begu
 }
 
 cudaError_t replay(Runtime& runtime, CUgraphExec_st& exec, int on) {
+  const std::vector<size_t> order = order_of(runtime, exec.nodes);
   if (exec.replayed != nullptr) runtime.wait_on(on, exec.replayed, "the replay before");
   const SignalPtr begun = runtime.signal_on(on);
-  const std::vector<size_t> order = random_order(runtime, exec.nodes);
   if (exec.streams.empty()) {
     exec.streams.resize(exec.nodes.size());
     std::map<int, int> shared;  // by device

@@ -6,12 +6,13 @@
 #include "gpu_machine/runtime/api.h"
 
 using axonn::gpu_machine::Dim;
+using axonn::gpu_machine::Node;
 using axonn::gpu_machine::Program;
 using axonn::gpu_machine::Runtime;
 
 namespace {
 
-constexpr int kSharedWithoutAsking = 49152;
+constexpr uint64_t kSharedWithoutAsking = 49152;
 
 Dim dim_of(dim3 d) { return {d.x, d.y, d.z}; }
 
@@ -29,10 +30,10 @@ cudaError_t launch(Runtime& runtime, const void* function, const Configuration& 
   const std::shared_ptr<const Program> program = runtime.kernel_of(function);
   if (program == nullptr) return cudaErrorInvalidDeviceFunction;
   const auto limit = runtime.shared_limits().find(function);
-  const int most = limit != runtime.shared_limits().end() ? limit->second : kSharedWithoutAsking;
-  if (program->shared_bytes + with.shared_bytes > static_cast<size_t>(most)) {
-    return cudaErrorInvalidValue;
-  }
+  // What was asked for is dynamic; without asking, the kernel's own counts, too.
+  const bool asked = limit != runtime.shared_limits().end();
+  const uint64_t most = asked ? static_cast<uint64_t>(limit->second) : kSharedWithoutAsking;
+  if (with.shared_bytes + (asked ? 0 : program->shared_bytes) > most) return cudaErrorInvalidValue;
   if (const cudaError_t error = runtime.load_on_device(function, true)) return error;
   const auto footprint =
       axonn::gpu_machine::footprint_of(*program, dim_of(with.block).count(), with.shared_bytes);
@@ -46,10 +47,11 @@ cudaError_t launch(Runtime& runtime, const void* function, const Configuration& 
     const auto* from = static_cast<const std::byte*>(arguments[i]);
     values.emplace_back(from, from + program->params[i].bytes);
   }
-  return runtime.submit(with.stream, [&machine = runtime.machine, program, with, values](int on) {
+  const auto enqueue = [&machine = runtime.machine, program, with, values](int on) {
     machine.enqueue(on, program, dim_of(with.grid), dim_of(with.block), values, with.shared_bytes,
                     dim_of(with.cluster), with.is_cooperative, with.overlaps);
-  });
+  };
+  return runtime.submit(with.stream, enqueue, Node::Kind::kKernel);
 }
 
 bool fits(dim3 cluster, dim3 grid) {
@@ -151,7 +153,12 @@ cudaError_t cudaFuncSetAttribute(const void* function, cudaFuncAttribute attribu
   return api("cudaFuncSetAttribute", [&](Runtime& r) {
     if (attribute == cudaFuncAttributeNonPortableClusterSizeAllowed) return cudaSuccess;
     if (attribute != cudaFuncAttributeMaxDynamicSharedMemorySize) return cudaErrorNotSupported;
-    if (value < 0 || value > r.options.capability.shared_of_block) return cudaErrorInvalidValue;
+    const std::shared_ptr<const Program> program = r.kernel_of(function);
+    if (program == nullptr) return cudaErrorInvalidDeviceFunction;
+    const auto whole = static_cast<uint64_t>(r.options.capability.shared_of_block);
+    if (value < 0 || static_cast<uint64_t>(value) + program->shared_bytes > whole) {
+      return cudaErrorInvalidValue;
+    }
     r.shared_limits()[function] = value;
     return cudaSuccess;
   });

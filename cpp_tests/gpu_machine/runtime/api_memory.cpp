@@ -13,6 +13,7 @@ using axonn::gpu_machine::load_strong;
 using axonn::gpu_machine::MachineError;
 using axonn::gpu_machine::Order;
 using axonn::gpu_machine::Region;
+using axonn::gpu_machine::RemoteWrites;
 using axonn::gpu_machine::Runtime;
 using axonn::gpu_machine::Scope;
 using axonn::gpu_machine::store_strong;
@@ -117,6 +118,19 @@ cudaError_t copy(Runtime& runtime, void* to, const void* from, size_t bytes, cud
   return cudaSuccess;
 }
 
+// The device that memory lies on, and -1 for the host's.
+int device_of(const Region& region) {
+  if (region.is_host) return -1;
+  return region.lies_on >= 0 ? region.lies_on : region.device;
+}
+
+// Whether memory lies on another device than a stream's. Which process made it does not matter.
+bool is_remote(Runtime& runtime, const Region& region, cudaStream_t handle) {
+  const CUstream_st* stream = runtime.resolve(handle);
+  const int device = device_of(region);
+  return stream != nullptr && device >= 0 && device != stream->device;
+}
+
 // The place of a flag that a stream itself reads or writes.
 struct Flag {
   Flag(Agent& agent, uint64_t address)
@@ -183,9 +197,7 @@ cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* attributes, const vo
       return cudaSuccess;
     }
     attributes->type = region->is_host ? cudaMemoryTypeHost : cudaMemoryTypeDevice;
-    attributes->device = region->is_host        ? r.device
-                         : region->lies_on >= 0 ? region->lies_on
-                                                : region->device;
+    attributes->device = region->is_host ? r.device : device_of(*region);
     attributes->devicePointer = const_cast<void*>(pointer);
     attributes->hostPointer = region->is_host ? const_cast<void*>(pointer) : nullptr;
     return cudaSuccess;
@@ -203,7 +215,12 @@ cudaError_t cudaMemsetAsync(void* to, int value, size_t bytes, cudaStream_t stre
 
 CUresult cuStreamWriteValue32(CUstream stream, CUdeviceptr address, cuuint32_t value, unsigned) {
   return static_cast<CUresult>(api("cuStreamWriteValue32", [&](Runtime& r) {
-    if (r.machine.region_at(address) == nullptr || address % 4 != 0) return cudaErrorInvalidValue;
+    const Region* const region = r.machine.region_at(address);
+    if (region == nullptr || address % 4 != 0) return cudaErrorInvalidValue;
+    if (r.options.remote_writes != RemoteWrites::kWork && is_remote(r, *region, stream)) {
+      if (r.options.remote_writes == RemoteWrites::kRefused) return cudaErrorInvalidValue;
+      return r.submit(stream, [](int) {});
+    }
     return r.submit(stream, [&machine = r.machine, address, value](int on) {
       machine.enqueue_task(on, "writes a value", [address, value](Agent& agent) {
         const Flag flag(agent, address);

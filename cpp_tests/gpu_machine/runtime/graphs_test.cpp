@@ -19,8 +19,13 @@ constexpr int64_t kM = 8, kK = 8, kN = 8;
 // A gather of every rank, captured into a graph, and one that is not.
 class Gathers {
  public:
-  Gathers(const RuntimeOptions& options, double timeout_seconds = 1)
+  Gathers(const RuntimeOptions& options, double timeout_seconds = 1,
+          kernels::cuda::Branches captured = kernels::cuda::Branches::kExpected,
+          uint64_t own_rows_ns = kernels::cuda::SpinLimit{}.own_rows_ns)
       : runtime_(options), random_(options.machine.seed), ranks_(kRanks, 0, timeout_seconds) {
+    ranks_.captured_branches = captured;
+    if (options.machine.seed % 2 == 0) ranks_.probe_writes();
+    for (auto& rank : ranks_.ranks) rank->peers.limit.own_rows_ns = own_rows_ns;
     const Matrix whole = Matrix::random(kM, kK, random_);
     for (int r = 0; r < kRanks; ++r) {
       const DeviceGuard guard(r);
@@ -43,6 +48,12 @@ class Gathers {
 
   void replay(int r, cudaStream_t stream) {
     AXONN_CUDA_CHECK(cudaGraphLaunch(graphs_[static_cast<size_t>(r)], stream));
+  }
+  void replay_all() {
+    for (int r = 0; r < kRanks; ++r) {
+      const DeviceGuard guard(r);
+      replay(r, ranks_[r].compute.get());
+    }
   }
   void call_outside(int r, cudaStream_t stream) { call(r, eager_, stream); }
 
@@ -78,11 +89,10 @@ class Gathers {
   std::vector<cudaGraphExec_t> graphs_;
 };
 
-RuntimeOptions with_seed(uint64_t seed, Branches branches = Branches::kSideBySide) {
+RuntimeOptions with_seed(uint64_t seed) {
   RuntimeOptions options;
   options.machine.seed = seed;
   options.devices = kRanks;
-  options.branches = branches;
   return options;
 }
 
@@ -141,39 +151,111 @@ TEST(GraphsOfFusedCalls, AWorkspaceGrowsBetweenReplays) {
         is_replay ? gathers.replay(r, stream) : gathers.call_outside(r, stream);
       }
     }
-    // Of both memories that the workspace has had since, the second one was freed.
-    EXPECT_EQ(gathers.ranks()[0].peers.epoch_to_push, gathers.ranks()[0].pinned.epoch_to_push(2));
+    // Of both memories that the workspace has had since, the first one was freed.
+    EXPECT_EQ(gathers.ranks()[0].peers.epoch_to_push, gathers.ranks()[0].pinned.epoch_to_push(1));
     gathers.expect_results();
+  }
+}
+
+RuntimeOptions in_turn(uint64_t seed, const NodeOrder& order) {
+  RuntimeOptions options = with_seed(seed);
+  options.branches = Branches::kOneAfterTheOther;
+  options.node_order = order;
+  return options;
+}
+
+// Replays a gather on each rank, of whose branches one runs after the other. Returns whether all
+// went well; otherwise a rank has said in its time for whom it waited.
+bool goes_well(uint64_t seed, const NodeOrder& order) {
+  Gathers gathers(in_turn(seed, order), 1e-3);
+  try {
+    gathers.replay_all();
+    gathers.expect_results();
+    return true;
+  } catch (const CudaError&) {
+    EXPECT_TRUE(gathers.runtime().failure());
+    if (!gathers.runtime().failure()) return false;
+    const MachineError& error = *gathers.runtime().failure();
+    EXPECT_EQ(static_cast<int>(error.kind()), static_cast<int>(MachineError::Kind::kTrap))
+        << error.what();
+    const bool is_named = gathers.ranks()[0].pinned.failure().state == SpinFailure::kWritten ||
+                          gathers.ranks()[1].pinned.failure().state == SpinFailure::kWritten;
+    EXPECT_TRUE(is_named);
+    return false;
   }
 }
 
 // A gather needs the GEMM and the pushes of its peers to run side by side. CUDA does not promise
 // that of a graph's branches: one after the other, the ranks wait for each other until the budget
-// ends, unless by chance all pushes come first.
+// ends, unless all pushes come first.
 TEST(GraphsOfFusedCalls, BranchesThatRunOneAfterTheOtherEndInTime) {
-  int failed = 0, went_well = 0;
-  for (uint64_t seed = 0; seed < 20; ++seed) {
+  constexpr uint64_t kTries = 20, kFew = 5;
+  uint64_t of_any_order = 0, with_kernels_first = 0, with_kernels_last = 0;
+  for (uint64_t seed = 0; seed < kTries; ++seed) {
     SCOPED_TRACE(seed);
-    Gathers gathers(with_seed(seed, Branches::kOneAfterTheOther), 1e-3);
-    try {
-      for (int r = 0; r < kRanks; ++r) {
-        const DeviceGuard guard(r);
-        gathers.replay(r, gathers.ranks()[r].compute.get());
-      }
+    of_any_order += goes_well(seed, nullptr) ? 1 : 0;
+    if (seed >= kFew) continue;
+    with_kernels_first += goes_well(seed, &kernels_first) ? 1 : 0;
+    with_kernels_last += goes_well(seed, &kernels_last) ? 1 : 0;
+  }
+  EXPECT_LT(of_any_order, kTries);
+  EXPECT_EQ(with_kernels_first, 0u);
+  EXPECT_EQ(with_kernels_last, kFew);
+}
+
+// If the capture says that branches run in turn, a replay is right in whatever order they come.
+TEST(GraphsOfFusedCalls, BranchesThatWereCapturedInTurnMayRunInTurn) {
+  for (const NodeOrder& order :
+       {NodeOrder(), NodeOrder(&kernels_first), NodeOrder(&kernels_last)}) {
+    for (uint64_t seed = 0; seed < 10; ++seed) {
+      SCOPED_TRACE(seed);
+      Gathers gathers(in_turn(seed, order), 1, kernels::cuda::Branches::kInTurn);
+      for (int replay = 0; replay < 2; ++replay) gathers.replay_all();
       gathers.expect_results();
-      ++went_well;
-    } catch (const CudaError&) {
-      ASSERT_TRUE(gathers.runtime().failure());
-      const MachineError& error = *gathers.runtime().failure();
-      EXPECT_EQ(static_cast<int>(error.kind()), static_cast<int>(MachineError::Kind::kTrap))
-          << error.what();
-      const bool is_named = gathers.ranks()[0].pinned.failure().state == SpinFailure::kWritten ||
-                            gathers.ranks()[1].pinned.failure().state == SpinFailure::kWritten;
-      EXPECT_TRUE(is_named);
-      ++failed;
     }
   }
-  EXPECT_GT(failed, 0);
+}
+
+// A GEMM in front of its own rank's pushes gives up long before the budget is over, and says why.
+TEST(GraphsOfFusedCalls, AGemmInFrontOfItsRanksPushesNotices) {
+  for (uint64_t seed = 0; seed < 10; ++seed) {
+    SCOPED_TRACE(seed);
+    Gathers gathers(in_turn(seed, &kernels_first), 1e6, kernels::cuda::Branches::kExpected,
+                    /*own_rows_ns=*/100'000);
+    EXPECT_THROW(
+        {
+          gathers.replay_all();
+          gathers.expect_results();
+        },
+        CudaError);
+    bool is_told = false;
+    for (int r = 0; r < kRanks; ++r) {
+      const SpinFailure& failure = gathers.ranks()[r].pinned.failure();
+      is_told = is_told || (failure.state == SpinFailure::kWritten && failure.own_rows_stay);
+    }
+    EXPECT_TRUE(is_told);
+  }
+}
+
+// Side by side, a GEMM whose own rows have left waits for a late peer until the budget is over.
+TEST(GraphsOfFusedCalls, AGemmWhoseRowsHaveLeftWaitsForALatePeer) {
+  constexpr uint64_t kOwnRowsNs = 100'000;
+  for (uint64_t seed = 0; seed < 5; ++seed) {
+    SCOPED_TRACE(seed);
+    Gathers gathers(with_seed(seed), 1, kernels::cuda::Branches::kExpected, kOwnRowsNs);
+    const Machine& machine = gathers.runtime().machine;
+    const uint64_t late = machine.now_ns() + 3 * kOwnRowsNs;
+    {
+      const DeviceGuard guard(0);
+      gathers.replay(0, gathers.ranks()[0].compute.get());
+    }
+    while (machine.now_ns() < late) gathers.runtime().give_turns(1000);
+    {
+      const DeviceGuard guard(1);
+      gathers.replay(1, gathers.ranks()[1].compute.get());
+    }
+    gathers.expect_results();
+  }
 }
 
 // Flags are written by the streams' queues only where the host counts what the device counts.

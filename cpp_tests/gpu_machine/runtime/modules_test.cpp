@@ -80,6 +80,32 @@ TEST(Modules, SharedMemoryIsAskedForFirst) {
   EXPECT_EQ(testing::first_word(words), 3U);
 }
 
+// A kernel's own shared memory counts against the limit without asking, and against a block's
+// whole, but not against the dynamic memory that was asked for.
+TEST(Modules, SharedMemoryOfTheKernelIsNoDynamicOne) {
+  constexpr unsigned kOwn = 1024, kWithoutAsking = 49152;
+  Runtime runtime;
+  const auto whole = static_cast<unsigned>(runtime.options.capability.shared_of_block);
+  uint32_t* words = testing::device_words();
+  std::string text = writes(3);
+  const size_t body = text.find("{\n") + 2;
+  text.insert(body, ".shared .align 16 .b8 own[" + std::to_string(kOwn) + "];\n");
+  const CUfunction function = function_of(loaded(text));
+  const auto ask = [&](unsigned bytes) {
+    return cuFuncSetAttribute(function, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES,
+                              static_cast<int>(bytes));
+  };
+  EXPECT_EQ(launch(function, words, kWithoutAsking - kOwn), CUDA_SUCCESS);
+  EXPECT_EQ(launch(function, words, kWithoutAsking - kOwn + 16), CUDA_ERROR_INVALID_VALUE);
+  EXPECT_EQ(ask(whole - kOwn + 16), CUDA_ERROR_INVALID_VALUE);
+  for (const unsigned bytes : {kWithoutAsking, whole - kOwn}) {
+    ASSERT_EQ(ask(bytes), CUDA_SUCCESS);
+    EXPECT_EQ(launch(function, words, bytes), CUDA_SUCCESS);
+    EXPECT_EQ(launch(function, words, bytes + 16), CUDA_ERROR_INVALID_VALUE);
+  }
+  EXPECT_EQ(testing::first_word(words), 3U);
+}
+
 TEST(Modules, WhatIsRefused) {
   Runtime runtime;
   CUmodule module = nullptr;

@@ -74,10 +74,11 @@ class Process {
   }
 
   // --- Memory ---
-  CUmemGenericAllocationHandle create() {
+  CUmemGenericAllocationHandle create() { return create_on(rank); }
+  CUmemGenericAllocationHandle create_on(int device) {
     CUmemAllocationProp prop{};
     prop.type = CU_MEM_ALLOCATION_TYPE_PINNED;
-    prop.location = {CU_MEM_LOCATION_TYPE_DEVICE, rank};
+    prop.location = {CU_MEM_LOCATION_TYPE_DEVICE, device};
     prop.requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
     CUmemGenericAllocationHandle handle = 0;
     succeeds(cuMemCreate(&handle, kSharedBytes, &prop, 0), "cuMemCreate");
@@ -180,13 +181,16 @@ inline RuntimeOptions of_process(int rank, double patience_seconds) {
 
 // Runs it in so many processes, and expects that all end well.
 inline void in_processes(int size, const std::function<void(Process&)>& what,
-                         double patience_seconds = 30) {
+                         double patience_seconds = 30,
+                         RemoteWrites remote_writes = RemoteWrites::kWork) {
   Board& board = Board::create();
   std::vector<pid_t> children;
   for (int rank = 0; rank < size; ++rank) {
     const pid_t child = fork();
     if (child == 0) {
-      Process process(board, rank, size, of_process(rank, patience_seconds));
+      RuntimeOptions options = of_process(rank, patience_seconds);
+      options.remote_writes = remote_writes;
+      Process process(board, rank, size, options);
       what(process);
       const std::string failures = process.failures();
       std::fputs(failures.c_str(), stderr);

@@ -214,13 +214,14 @@ void Runtime::order_with_default_stream(cudaStream_t stream) {
   }
 }
 
-cudaError_t Runtime::submit(cudaStream_t handle, std::function<void(int stream)> enqueue) {
+cudaError_t Runtime::submit(cudaStream_t handle, std::function<void(int stream)> enqueue,
+                            Node::Kind kind) {
   CUstream_st* stream = resolve(handle);
   if (stream == nullptr) return cudaErrorInvalidResourceHandle;
   if (stream->capture != nullptr) {
     if (stream->capture->is_broken) return cudaErrorStreamCaptureInvalidated;
     auto& nodes = stream->capture->nodes;
-    nodes.push_back({Node::Kind::kWork, stream->device, stream->tips, std::move(enqueue), nullptr});
+    nodes.push_back({kind, stream->device, stream->tips, std::move(enqueue), nullptr});
     stream->tips = {nodes.size() - 1};
     return cudaSuccess;
   }

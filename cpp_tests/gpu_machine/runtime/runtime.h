@@ -27,6 +27,7 @@
 #include "gpu_machine/machine.h"
 #include "gpu_machine/runtime/capability.h"
 #include "gpu_machine/runtime/driver_api.h"
+#include "gpu_machine/runtime/graph_nodes.h"
 #include "gpu_machine/runtime/mappings.h"
 
 namespace axonn::gpu_machine {
@@ -50,16 +51,6 @@ class Pause {
   std::chrono::microseconds now_{50};
 };
 
-// What one node of a graph enqueues on a stream of the machine.
-struct Node {
-  enum class Kind { kWork, kRecord, kWait };  // the latter two are those of external events
-  Kind kind = Kind::kWork;
-  int device = 0;
-  std::vector<size_t> after;                // nodes, all of which were added before
-  std::function<void(int stream)> enqueue;  // of kWork
-  cudaEvent_t event = nullptr;
-};
-
 }  // namespace axonn::gpu_machine
 
 // What CUDA's headers only declare.
@@ -81,20 +72,33 @@ struct Capture {
 };
 using CapturePtr = std::shared_ptr<Capture>;
 
-// How the branches of graphs run. CUDA promises neither.
+// How the branches of graphs run. CUDA promises neither, and a driver with few hardware queues
+// (CUDA_DEVICE_MAX_CONNECTIONS=1) may let a node wait for another branch's.
 enum class Branches { kSideBySide, kOneAfterTheOther };
+
+// What comes of a stream's write of a value (cuStreamWriteValue32) to memory of another device.
+// NVIDIA says that CUDA does not support it since 13.1; what a driver then does depends on it.
+enum class RemoteWrites {
+  kWork,
+  kRefused,  // by the call, with CUDA_ERROR_INVALID_VALUE
+  kIgnored,  // the call succeeds, and nothing is ever written
+};
 
 struct RuntimeOptions {
   Options machine{};
   int devices = 2;
   uint32_t most_turns = 64;  // of the machine in a call that does not wait
   Branches branches = Branches::kSideBySide;
+  // In which order nodes run one after the other; empty: one that the adversary draws.
+  NodeOrder node_order;
+  RemoteWrites remote_writes = RemoteWrites::kWork;
   // How long a call waits, when the machine can do nothing, for other threads of the host to call.
   // After that it is a deadlock. A test whose host has one thread leaves it at 0.
   std::chrono::duration<double> patience{0};
   // Whether the host reads and writes devices' memory at its addresses, as it does pinned memory.
   bool host_reaches_devices = false;
   Capability capability;                       // of every device
+  int driver_version = 13000;                  // as cudaDriverGetVersion tells it: CUDA 13.0
   uint64_t device_bytes = uint64_t{64} << 30;  // of memory on each device
   // Files of PTX that kernels are looked up in, by their names; empty: in the fat binaries.
   std::string ptx_folder;
@@ -169,7 +173,8 @@ class Runtime {
   // The stream of the machine behind a handle, which is null for a device's default stream.
   cudaStream_t resolve(cudaStream_t stream);
   // Enqueues work on a stream, or adds it to the graph that captures the stream.
-  cudaError_t submit(cudaStream_t stream, std::function<void(int stream)> enqueue);
+  cudaError_t submit(cudaStream_t stream, std::function<void(int stream)> enqueue,
+                     Node::Kind kind = Node::Kind::kWork);
   // Runs the machine until all of a stream is over, and notes what the host then knows.
   cudaError_t wait_for_stream(cudaStream_t stream);
   // Runs the machine until this is so, for a call that blocks the host. If it cannot come to that,

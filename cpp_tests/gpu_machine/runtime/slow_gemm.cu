@@ -25,7 +25,7 @@ __device__ void await_chunk(const FusedGemm& gemm, int64_t ordinal) {
   const auto& arrivals = gemm.arrivals;
   const auto layout = comm::SignalLayout::of(arrivals.plan, 1);
   const int64_t flag = layout.flag(0, arrivals.plan.from_ordinal(ordinal));
-  kernels::cuda::await_flag(
+  kernels::cuda::await_rows(
       kernels::cuda::flag_at(arrivals.pad, flag), *arrivals.epoch, arrivals.limit,
       {static_cast<int32_t>(arrivals.plan.chunks_per_shard), static_cast<int32_t>(ordinal)});
 }

@@ -85,9 +85,10 @@ cudaError_t launch(const FusedGemm& gemm, const kernels::LaunchConfig& /*config*
   const TritonCase what = *find_case(departs ? "multiply_and_send" : "all_gather_matmul");
   const TritonArguments made = departs ? arguments_of_scatter(gemm) : arguments_of_gather(gemm);
   return api("cudaLaunchKernel", [&](Runtime& runtime) {
-    return runtime.submit(stream, [&runtime, what, made](int on) {
+    const auto enqueue = [&runtime, what, made](int on) {
       testing::launch_triton(runtime.machine, on, what, made, kPrograms);
-    });
+    };
+    return runtime.submit(stream, enqueue, Node::Kind::kKernel);
   });
 }
 

@@ -12,6 +12,7 @@
 #include "core/cuda/fused/call_order.h"
 #include "core/cuda/fused/fused_calls.h"
 #include "core/cuda/fused/workspace_memory.h"
+#include "core/cuda/fused/write_probe.h"
 #include "gpu_machine/runtime/matrices.h"
 #include "gpu_machine/runtime/runtime.h"
 #include "gpu_machine/runtime/slow_gemm.h"
@@ -86,6 +87,21 @@ class VirtualRanks {
     }
   }
 
+  // Finds out which flags the queues of streams can write, as a new workspace does.
+  void probe_writes() {
+    for (int r = 0; r < size(); ++r) {
+      const DeviceGuard guard(r);
+      write_probes((*this)[r].peers, (*this)[r].compute.get());
+    }
+    for (int r = 0; r < size(); ++r) {
+      const DeviceGuard guard(r);
+      const uint32_t arrived = arrived_probes((*this)[r].peers, (*this)[r].compute.get());
+      for (int from = 0; from < size(); ++from) {
+        if ((arrived >> from & 1) != 0) (*this)[from].peers.queue_writes |= uint32_t{1} << r;
+      }
+    }
+  }
+
   // Gives the workspaces a multicast address.
   void add_multicast() {
     Memory& memory = Runtime::current().machine.memory();
@@ -108,8 +124,9 @@ class VirtualRanks {
     Rank& rank = (*this)[r];
     kernels::cuda::CallOrder::Turn turn(rank.order, stream);
     rank.memory.enter_call(turn.is_captured(), rank.peers);
-    if (copies_flags) rank.peers.host_counts = false;
-    enqueue(rank.copies.behind(stream));
+    auto streams = rank.copies.behind(stream);
+    if (turn.is_captured()) streams.branches = captured_branches;
+    enqueue(streams);
     rank.memory.leave_call(rank.peers);
     turn.end();
   }
@@ -168,7 +185,7 @@ class VirtualRanks {
   }
 
   const kernels::cuda::GemmBackend backend;
-  bool copies_flags = false;  // always, as if the driver could not write values
+  kernels::cuda::Branches captured_branches = kernels::cuda::Branches::kExpected;
   std::vector<std::unique_ptr<Rank>> ranks;
 
  private:

@@ -11,6 +11,8 @@
 #include <sstream>
 #include <string>
 #include <thread>
+#include <utility>
+#include <vector>
 
 #include "gpu_machine/runtime/runtime.h"
 
@@ -21,6 +23,27 @@ uint64_t number(const char* variable, uint64_t otherwise) {
   const char* text = std::getenv(variable);
   return text == nullptr ? otherwise : std::strtoull(text, nullptr, 10);
 }
+
+// What a variable names, of a few things; the first of them if it is not set.
+template <typename Value>
+Value one_of(const char* variable, const std::vector<std::pair<std::string, Value>>& values) {
+  const char* text = std::getenv(variable);
+  if (text == nullptr) return values.front().second;
+  std::string names;
+  for (const auto& [name, value] : values) {
+    if (name == text) return value;
+    names += " " + name;
+  }
+  std::fprintf(stderr, "the GPU in software: %s is one of%s, got %s\n", variable, names.c_str(),
+               text);
+  std::abort();
+}
+
+// Whether branches of graphs run side by side, and in which order if they do not.
+struct BranchesOfGraphs {
+  Branches branches = Branches::kOneAfterTheOther;
+  NodeOrder order;
+};
 
 // Where this library lies, and beside it the PTX and PyTorch's operators.
 std::filesystem::path folder() {
@@ -74,6 +97,7 @@ Runtime* make() {
   RuntimeOptions options;
   options.devices = static_cast<int>(number("GPU_MACHINE_DEVICES", 2));
   options.capability = capability_of(static_cast<int>(number("GPU_MACHINE_SM", 90)));
+  options.driver_version = static_cast<int>(number("GPU_MACHINE_DRIVER", 13000));
   options.device_bytes = number("GPU_MACHINE_BYTES", uint64_t{4} << 30);
   options.machine.seed = number("GPU_MACHINE_SEED", 0);
   options.machine.sms = static_cast<int>(number("GPU_MACHINE_SMS", 32));
@@ -82,6 +106,17 @@ Runtime* make() {
   options.machine.patience = std::numeric_limits<uint64_t>::max();
   options.patience = std::chrono::seconds(number("GPU_MACHINE_PATIENCE", 60));
   options.host_reaches_devices = true;
+  options.remote_writes =
+      one_of<RemoteWrites>("GPU_MACHINE_REMOTE_WRITES", {{"work", RemoteWrites::kWork},
+                                                         {"refused", RemoteWrites::kRefused},
+                                                         {"ignored", RemoteWrites::kIgnored}});
+  const auto graphs = one_of<BranchesOfGraphs>("GPU_MACHINE_BRANCHES",
+                                               {{"side-by-side", {Branches::kSideBySide, {}}},
+                                                {"any-order", {}},
+                                                {"kernels-first", {.order = &kernels_first}},
+                                                {"kernels-last", {.order = &kernels_last}}});
+  options.branches = graphs.branches;
+  options.node_order = graphs.order;
   options.ptx_folder = folder() / "ptx";
   options.other_entry_points = [](const std::string& name) {
     void* const found = dlsym(RTLD_DEFAULT, name.c_str());

@@ -198,7 +198,8 @@ std::string LaunchConfig::tile() const { return text(block_m, "x", block_n); }
 int64_t max_ctas(const LaunchConfig& config, const Residency& residency,
                  const DeviceLimits& limits) {
   const int64_t cluster = ctas_per_cluster(config);
-  const int64_t left = limits.num_sms / residency.ranks_per_device - residency.producer_ctas;
+  const int64_t share = limits.num_sms / residency.ranks_per_device - residency.producer_ctas;
+  const int64_t left = share - std::min(residency.free_sms, share / 2);
   return std::max<int64_t>(left, 0) / cluster * cluster;
 }
 

@@ -79,7 +79,10 @@ struct GemmProblem {
 struct Residency {
   int64_t ranks_per_device = 1;  // virtual ranks, each with its own share of the SMs
   int64_t producer_ctas = 0;     // per rank; 0: the copy engine, which needs none
-  Link link = kNvlink;           // by which they bring and fetch rows
+  // That kernels of others should find free: CTAs for which there is no SM start only when those
+  // have ended, and a persistent grid then takes up to twice its time. At most half is left.
+  int64_t free_sms = 0;
+  Link link = kNvlink;  // by which they bring and fetch rows
 };
 
 struct DeviceLimits {
@@ -146,7 +149,7 @@ constexpr int64_t shared_bytes(const LaunchConfig& config, int64_t element_bytes
 }
 
 // Returns the largest legal grid of a config: the SMs of one rank without those that its producers
-// need, in whole clusters; 0 if none is left.
+// need and those that are left free, in whole clusters; 0 if none is left.
 int64_t max_ctas(const LaunchConfig& config, const Residency& residency,
                  const DeviceLimits& limits);
 

@@ -5,7 +5,6 @@
 #include <ATen/ops/mm.h>
 #include <torch/library.h>
 
-#include <atomic>
 #include <cstdint>
 #include <string>
 
@@ -22,8 +21,9 @@ constexpr auto kWhyNot = "axonn::_why_no_fused";
 
 // The signature is checked against the registered kernels.
 const auto& gather_op() {
-  using Signature = at::Tensor(const at::Tensor&, const at::Tensor&, const std::string&,
-                               const std::string&, int64_t, const std::string&, int64_t, double);
+  using Signature =
+      at::Tensor(const at::Tensor&, const at::Tensor&, const std::string&, const std::string&,
+                 int64_t, const std::string&, int64_t, double, int64_t, bool);
   static const auto op =
       c10::Dispatcher::singleton().findSchemaOrThrow(kGather, "").typed<Signature>();
   return op;
@@ -31,15 +31,10 @@ const auto& gather_op() {
 
 const auto& sum_op() {
   using Signature = at::Tensor(const at::Tensor&, const at::Tensor&, bool, const std::string&,
-                               const std::string&, int64_t, double);
+                               const std::string&, int64_t, double, int64_t, bool);
   static const auto op =
       c10::Dispatcher::singleton().findSchemaOrThrow(kSum, "").typed<Signature>();
   return op;
-}
-
-std::atomic<int64_t>& configured_nccl_sms() {
-  static std::atomic<int64_t> sms = 0;
-  return sms;
 }
 
 using Form = FusedProduct::Form;
@@ -102,8 +97,10 @@ at::Tensor gather(const Group& group, const at::Tensor& shard, const at::Tensor&
   const auto whole = transposed             ? by_rows(other)
                      : form == Form::kInner ? left_operand(other, /*parts=*/1)
                                             : right_operand(other);
+  const auto settings = fused_settings();
   return gather_op().call(by_rows(shard.contiguous()), whole, name_of(form), "auto",
-                          fused_nccl_sms(), group.name, group.size, timeout_seconds());
+                          settings.nccl_sms, group.name, group.size, timeout_seconds(),
+                          free_sms_on(shard.device().index()), settings.graphs_in_turn);
 }
 
 // Returns the sum of a @ b over ranks: the whole sum if `everywhere`, else each rank's share of the
@@ -113,7 +110,8 @@ at::Tensor sum(const Group& group, const at::Tensor& a, const at::Tensor& b, boo
   const auto left = left_operand(a, group.size);
   const auto right = is_by_rows(left) ? right_operand(b) : by_rows(b);
   return sum_op().call(left, right, everywhere, sum_broadcast, group.name, group.size,
-                       timeout_seconds());
+                       timeout_seconds(), free_sms_on(a.device().index()),
+                       fused_settings().graphs_in_turn);
 }
 
 // Returns whether ranks share out rows to add them up. If the group size does not divide the rows,
@@ -136,10 +134,6 @@ std::string why_no_fused_op(c10::Device device, at::ScalarType dtype, int64_t gr
 TORCH_LIBRARY_IMPL(axonn, CompositeExplicitAutograd, m) {
   m.impl("_why_no_fused_here", &why_no_fused_op);
 }
-
-void configure_fused_on_cuda(int64_t nccl_sms) { configured_nccl_sms() = nccl_sms; }
-
-int64_t fused_nccl_sms() { return configured_nccl_sms(); }
 
 bool has_fused_on_cuda() {
   return gather_op().hasKernelForDispatchKey(c10::DispatchKey::CUDA) &&

@@ -1,13 +1,28 @@
-// The settings of the fused ops on CUDA.
+// What the fused ops on CUDA are told besides their arguments.
 #pragma once
 
+#include <c10/core/Device.h>
+
 #include <cstdint>
+#include <optional>
 
 namespace axonn::ops {
 
-// Takes the number of SMs that a fused gather across hosts leaves to NCCL, as axonn_ext/settings.py
-// read it; 0 means that there is no such gather.
-void configure_fused_on_cuda(int64_t nccl_sms);
-int64_t fused_nccl_sms();
+// As axonn_ext/settings.py read them.
+struct FusedSettings {
+  int64_t nccl_sms = 0;  // that a fused gather across hosts leaves to NCCL; 0: there is none
+  // SMs that every fused GEMM leaves free; if not set, as many as collectives take (add_busy_sms).
+  std::optional<int64_t> free_sms;
+  bool graphs_in_turn = false;  // whether CUDA graphs run their branches one after the other
+};
+void configure_fused_on_cuda(const FusedSettings& settings);
+
+// Notes that collectives which run beside the current stream of a device have begun to take so many
+// SMs, or have ended (a negative number). It may be called on any thread.
+void add_busy_sms(c10::DeviceIndex device, int64_t sms);
+
+// What holds for calls on a device from now on.
+FusedSettings fused_settings();
+int64_t free_sms_on(c10::DeviceIndex device);
 
 }  // namespace axonn::ops

@@ -75,6 +75,8 @@ PYBIND11_MODULE(_cuda, m) {
     const c10::Device cuda(c10::kCUDA, static_cast<c10::DeviceIndex>(device));
     return axonn::kernels::name_of(axonn::ops::cuda::gemm_source(cuda));
   });
+  m.def("release_workspaces", &axonn::ops::cuda::release_workspaces,
+        pybind11::call_guard<pybind11::gil_scoped_release>());
   m.def("symmetric_workspace_bytes", &axonn::ops::cuda::symmetric_workspace_bytes);
   axonn::ops::cuda::bind_communicators(m);
   axonn::ops::cuda::bind_virtual_ranks(m);

@@ -43,6 +43,7 @@ void check_transport(const char* op, const CallGroup& group) {
   TORCH_CHECK_VALUE(group.nccl_sms >= NcclChunks::kMostCtas || (group.nccl_sms == 0 && !nccl), op,
                     ": nccl_sms must be ", nccl ? "" : "0 or ", "at least ", NcclChunks::kMostCtas,
                     ", got ", group.nccl_sms);
+  TORCH_CHECK_VALUE(group.free_sms >= 0, op, ": free_sms must be at least 0, got ", group.free_sms);
 }
 
 // A first call allocates, and agrees with peers, which a graph cannot capture.
@@ -69,6 +70,22 @@ class Registry {
     return takes_nccl(op, call, *group, entry)
                ? over_nccl(op, call, *group, entry, *order)
                : over_symmetric_memory(op, call, *group, entry, *order);
+  }
+
+  void release() {
+    const std::lock_guard lock(mutex_);
+    for (auto& [key, entry] : entries_) {
+      const c10::cuda::CUDAGuard guard(key.second);
+      const bool is_destroyed = entry.owner.lock() == nullptr;
+      if (entry.symmetric != nullptr) {
+        if (!is_destroyed) {
+          entry.symmetric->release();
+        } else if (entry.symmetric->is_unused()) {
+          entry.symmetric.reset();
+        }
+      }
+      for (auto& [sms, workspace] : entry.nccl) workspace->release();
+    }
   }
 
   int64_t symmetric_bytes() {
@@ -145,9 +162,16 @@ at::Tensor call_fused(const char* op, const CallGroup& group,
                               "; use 'auto', 'chunked' or 'sequential'");
   const c10::cuda::CUDAGuard guard(group.device);
   Workspace& workspace = registry().find(op, group);
-  const PreparedCall call = prepare(workspace.residency());
+  auto residency = workspace.residency();
+  residency.free_sms = group.free_sms;
+  const PreparedCall call = prepare(residency);
   workspace.require(op, call.workspace_bytes);
-  return workspace.call(call);
+  return workspace.call(call, group.graphs_in_turn);
+}
+
+void release_workspaces() {
+  TORCH_CHECK(!is_capturing(), "release_workspaces: a graph is being captured");
+  registry().release();
 }
 
 int64_t symmetric_workspace_bytes() { return registry().symmetric_bytes(); }

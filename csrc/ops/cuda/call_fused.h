@@ -22,7 +22,9 @@ struct CallGroup {
   // "copy_engine", over symmetric memory; "nccl", for gathers only; or "auto", which is nccl if the
   // ranks are on several hosts and nccl_sms is not 0.
   const std::string& transport;
-  int64_t nccl_sms;  // that a GEMM leaves to NCCL; the same on all ranks
+  int64_t nccl_sms;     // that a GEMM leaves to NCCL; the same on all ranks
+  int64_t free_sms;     // that it leaves to kernels of others, at most half of what there is
+  bool graphs_in_turn;  // whether CUDA graphs run their branches one after the other
 };
 
 // Makes a call with the workspace of a group on a device. `prepare` is told what a GEMM must leave
@@ -38,6 +40,11 @@ struct CallGroup {
 // included.
 at::Tensor call_fused(const char* op, const CallGroup& group,
                       const std::function<PreparedCall(const kernels::Residency&)>& prepare);
+
+// Frees the workspaces of all groups once their calls have ended, but not what graphs have
+// captured. Collective for each group with a workspace over symmetric memory; groups come in the
+// order of their names. The next call of a group is a first call as above.
+void release_workspaces();
 
 // Bytes of symmetric memory that this process has allocated for all groups.
 int64_t symmetric_workspace_bytes();

@@ -59,7 +59,14 @@ class FailureWatch {
     text << "axonn_ext: a fused op of rank " << failure.rank << " in group '" << group
          << "' waited in vain for rank " << failure.peer << " (chunk " << failure.chunk << ", call "
          << failure.expected << ", which had come as far as call " << failure.seen
-         << "). Its CUDA context is lost; see what happened to that rank.\n";
+         << "). Its CUDA context is lost; ";
+    if (failure.own_rows_stay) {
+      text << "its own rows have not left either, so CUDA runs the branches of the graph that "
+              "replays the call one after the other. Capture the graph with "
+              "CUDA_DEVICE_MAX_CONNECTIONS=1 set, and rows leave before the product begins.\n";
+    } else {
+      text << "see what happened to that rank.\n";
+    }
     std::cerr << text.str() << std::flush;
     return true;
   }

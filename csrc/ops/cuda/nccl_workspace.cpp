@@ -49,4 +49,9 @@ void NcclWorkspace::grow(const char* op, int64_t size, bool keep) {
   kernels::cuda::set_own_pad(peers_, front);
 }
 
+bool NcclWorkspace::free_memory(bool may_free) {
+  if (may_free) memory_.reset();
+  return may_free;
+}
+
 }  // namespace axonn::ops::cuda

@@ -25,6 +25,7 @@ class NcclWorkspace : public Workspace {
 
  private:
   void grow(const char* op, int64_t size, bool keep) override;
+  bool free_memory(bool may_free) override;
   kernels::cuda::ShardTransport& transport() override { return chunks_; }
 
   const int64_t sms_;

@@ -13,7 +13,7 @@ namespace axonn::ops::cuda {
 
 class SymmetricWorkspace : public Workspace {
  public:
-  // Construction is collective, and so is growth. `name` is used once, for what the group's ranks
+  // Construction is collective, and so is growth. `name` begins the keys of what the group's ranks
   // write into their store.
   SymmetricWorkspace(const c10d::ProcessGroup& group, std::string group_name,
                      const std::string& name, c10::Device device, double timeout_seconds,
@@ -27,11 +27,21 @@ class SymmetricWorkspace : public Workspace {
 
  private:
   void grow(const char* op, int64_t size, bool keep) override;
+  bool free_memory(bool may_free) override;
   kernels::cuda::ShardTransport& transport() override { return push_; }
+  // Returns every rank's value of `what`, by rank; collective.
+  std::vector<std::string> tell(const std::string& what, const std::string& value) const;
+  // Returns memory with a clear front. If some rank cannot get it, all ranks raise its error.
+  at::Tensor allocate(const char* op, int64_t size) const;
   void set_peers(const char* op, c10d::symmetric_memory::SymmetricMemory& handle);
+  // Finds out which peers' flags the queue of a stream can write; collective.
+  void probe_writes();
 
   using Handle = c10::intrusive_ptr<c10d::symmetric_memory::SymmetricMemory>;
+  const std::string name_;
+  const double timeout_seconds_;
   int64_t ranks_on_device_ = 1;
+  bool probed_ = false;
   at::Tensor memory_;
   Handle handle_;
   std::vector<std::pair<at::Tensor, Handle>> retired_;

@@ -32,11 +32,26 @@ void Workspace::require(const char* op, int64_t bytes) {
              [&](int64_t size, bool keep) { grow(op, size, keep); });
 }
 
-at::Tensor Workspace::call(const PreparedCall& prepared) {
+void Workspace::release() {
+  order_.synchronize();
+  if (free_memory(!held_.is_captured())) held_.release();
+}
+
+bool Workspace::is_unused() const {
+  order_.synchronize();
+  return !held_.graphs_use_any();
+}
+
+at::Tensor Workspace::call(const PreparedCall& prepared, bool graphs_in_turn) {
+  using kernels::cuda::Branches;
   const auto stream = c10::cuda::getCurrentCUDAStream(device_.index()).stream();
   kernels::cuda::CallOrder::Turn turn(order_, stream);
   held_.enter_call(turn.is_captured(), peers_);
-  auto output = prepared.run({peers_, copies_.behind(stream), transport()});
+  auto streams = copies_.behind(stream);
+  if (turn.is_captured()) {
+    streams.branches = graphs_in_turn ? Branches::kInTurn : Branches::kExpected;
+  }
+  auto output = prepared.run({peers_, streams, transport()});
   held_.leave_call(peers_);
   turn.end();
   return output;

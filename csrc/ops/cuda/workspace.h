@@ -48,16 +48,25 @@ class Workspace {
 
   int64_t bytes() const { return held_.bytes(); }
 
+  // Frees the memory after the host has waited for the calls before, unless a graph uses it. The
+  // next call gets other memory.
+  void release();
+  // Waits for the calls before, and returns whether the whole workspace can be destroyed.
+  bool is_unused() const;
+
   // Grows to so many bytes if there are fewer, after the host has waited for the calls before. This
   // is refused while a graph is captured. Memory that graphs have captured is kept.
   void require(const char* op, int64_t bytes);
 
-  at::Tensor call(const PreparedCall& prepared);
+  // `graphs_in_turn` says that graphs run their branches one after the other.
+  at::Tensor call(const PreparedCall& prepared, bool graphs_in_turn);
 
  protected:
   // Replaces the memory by `size` bytes that begin with kFrontBytes zeros, and sets peers_. `keep`
   // says that a graph uses the old memory, which must then be kept.
   virtual void grow(const char* op, int64_t size, bool keep) = 0;
+  // Frees the memory if `may_free` on all ranks that map it; returns whether it has.
+  virtual bool free_memory(bool may_free) = 0;
   virtual kernels::cuda::ShardTransport& transport() = 0;
 
   // Clears the front of the memory. The zeros are there when this returns.

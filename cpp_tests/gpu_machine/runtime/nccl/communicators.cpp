@@ -33,7 +33,8 @@ bool is_unset(int value) { return value == NCCL_CONFIG_UNDEF_INT; }
 // Returns false if NCCL refuses the configuration.
 bool read_config(const ncclConfig_t* from, Config& config) {
   if (from == nullptr) return true;
-  if (from->size != sizeof(ncclConfig_t) || from->magic != NCCL_API_MAGIC) return false;
+  const ncclConfig_t made = NCCL_CONFIG_INITIALIZER;  // NCCL_API_MAGIC is there since NCCL 2.29
+  if (from->size != made.size || from->magic != made.magic) return false;
   const auto in = [](int value, int least, int most) {
     return is_unset(value) || (value >= least && value <= most);
   };

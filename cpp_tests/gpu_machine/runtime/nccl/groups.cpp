@@ -208,8 +208,7 @@ ncclResult_t Nccl::submit(const CommPtr& comm, std::vector<Call> calls, cudaStre
       tips.push_back(order.node);
     }
   }
-  const cudaError_t status = runtime.submit(handle, [this, comm, calls = std::move(calls),
-                                                     in_graph](int on) {
+  const auto enqueue = [this, comm, calls = std::move(calls), in_graph](int on) {
     if (comm->state == ncclComm::State::kGone) {
       (void)misuse("a graph is launched with calls of " + comm->name() + ", which is destroyed");
       return;
@@ -222,7 +221,8 @@ ncclResult_t Nccl::submit(const CommPtr& comm, std::vector<Call> calls, cudaStre
         on, [kernel] { return kernel->describe(); },
         [kernel](Agent& agent) { return kernel->attempt(agent); });
     comm->order->last = runtime.signal_on(on);
-  });
+  };
+  const cudaError_t status = runtime.submit(handle, enqueue, Node::Kind::kKernel);
   if (status != cudaSuccess) {
     return refuse(ncclUnhandledCudaError, comm->name() + ": " + cudaGetErrorName(status));
   }

@@ -7,7 +7,6 @@
 
 #include "core/cuda/check.h"
 #include "core/cuda/fused/handshake.h"
-#include "core/cuda/fused/write_value.h"
 
 namespace axonn::kernels::cuda {
 
@@ -19,22 +18,11 @@ inline void copy(void* to, const void* from, int64_t bytes, cudaStream_t stream)
       cudaMemcpyAsync(to, from, static_cast<size_t>(bytes), cudaMemcpyDefault, stream));
 }
 
-// Raises a flag of a rank after what the stream has done before. If the host knows the epoch, the
-// stream's queue writes it. Otherwise the copy engine copies the epoch. This device's memory has it
-// nearer than the host's, but only what goes to another device may come from there.
-inline void push_flag(const Peers& peers, int32_t to, int64_t flag, cudaStream_t stream) {
-  void* address = at(peers.pads[to], comm::signal_offset_bytes(flag));
-  if (peers.host_counts) {
-    const cudaError_t error = write_value(address, peers.host_epoch, stream);
-    if (error != cudaErrorNotSupported) {
-      AXONN_CUDA_CHECK(error);
-      return;
-    }
-    (void)cudaGetLastError();  // else the next launch may report it
-  }
-  const bool leaves = peers.alone && to != peers.rank;
-  copy(address, leaves ? peers.epoch : peers.epoch_to_push, sizeof(uint32_t), stream);
-}
+// Raises a flag of a rank after what the stream has done before. The stream's queue writes the
+// epoch if the host knows it and the queue can write there. Otherwise the copy engine copies the
+// epoch. This device's memory has it nearer than the host's, but only what goes to another device
+// may come from there.
+void push_flag(const Peers& peers, int32_t to, int64_t flag, cudaStream_t stream);
 
 // Returns the ranks that need this rank's rows, beginning with the one that needs them first. Each
 // rank works through the shards from its own upwards.

@@ -62,7 +62,7 @@ struct Awaited {
 // context, because a result that lacks a peer's part must not be used. The record is in host
 // memory, so the host can read it.
 __device__ inline void fail_wait(const SpinLimit& limit, Awaited what, uint32_t target,
-                                 uint32_t seen) {
+                                 uint32_t seen, bool own_rows_stay) {
   if (atomicCAS_system(&limit.failure->state, SpinFailure::kNone, SpinFailure::kWriting) ==
       SpinFailure::kNone) {
     limit.failure->rank = limit.rank;
@@ -70,6 +70,7 @@ __device__ inline void fail_wait(const SpinLimit& limit, Awaited what, uint32_t 
     limit.failure->chunk = what.ordinal % what.chunks_per_shard;
     limit.failure->expected = target;
     limit.failure->seen = seen;
+    limit.failure->own_rows_stay = own_rows_stay;
     __threadfence_system();
     atomicExch_system(&limit.failure->state, SpinFailure::kWritten);
     __threadfence_system();
@@ -94,7 +95,29 @@ __device__ inline void await_flag(const uint32_t* flag, uint32_t target, const S
     seen = load_acquire(flag);
     if (comm::epoch_reached(seen, target)) return;
   } while (global_timer_ns() < deadline);
-  fail_wait(limit, what, target, seen);
+  fail_wait(limit, what, target, seen, false);
+}
+
+// Does the same for rows that arrive while this rank's own rows leave. A first slice of the time is
+// over as soon as those should have left.
+__device__ inline void await_rows(const uint32_t* flag, uint32_t target, const SpinLimit& limit,
+                                  Awaited what) {
+  uint32_t seen = load_acquire(flag);
+  if (comm::epoch_reached(seen, target)) return;
+  bool is_last = limit.own_rows_left == nullptr || limit.own_rows_ns >= limit.budget_ns;
+  uint64_t deadline = global_timer_ns() + (is_last ? limit.budget_ns : limit.own_rows_ns);
+  bool stay = false;
+  while (!stay) {
+    __nanosleep(64);
+    seen = load_acquire(flag);
+    if (comm::epoch_reached(seen, target)) return;
+    if (global_timer_ns() < deadline) continue;
+    if (is_last) break;
+    is_last = true;
+    deadline += limit.budget_ns;
+    stay = !comm::epoch_reached(load_acquire(limit.own_rows_left), target);
+  }
+  fail_wait(limit, what, target, seen, stay);
 }
 
 }  // namespace axonn::kernels::cuda

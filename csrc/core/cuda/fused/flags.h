@@ -17,6 +17,7 @@ struct SpinFailure {
   int32_t chunk = 0;
   uint32_t expected = 0;  // epochs
   uint32_t seen = 0;
+  bool own_rows_stay = false;  // this rank's rows have not left either (SpinLimit::own_rows_left)
 };
 
 // How long a kernel waits for a flag, and where it writes a record before it gives up.
@@ -24,6 +25,11 @@ struct SpinLimit {
   uint64_t budget_ns;
   SpinFailure* failure;  // pinned host memory
   int32_t rank;          // this rank, for the message
+  // This rank's flag that its own rows have left, if nothing but the order of a graph's branches
+  // can hold them up: copies to peers take milliseconds. If they have not left after own_rows_ns,
+  // they come behind the kernel that waits, which then gives up.
+  const uint32_t* own_rows_left = nullptr;
+  uint64_t own_rows_ns = 10'000'000'000;
 };
 
 }  // namespace axonn::kernels::cuda

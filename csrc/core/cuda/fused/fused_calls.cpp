@@ -1,5 +1,6 @@
 #include "core/cuda/fused/fused_calls.h"
 
+#include <optional>
 #include <stdexcept>
 #include <string>
 
@@ -53,6 +54,7 @@ class Delivery {
   Delivery& operator=(const Delivery&) = delete;
 
   void join() {
+    if (joined_) return;
     joined_ = true;
     AXONN_CUDA_CHECK(enqueue_join());
   }
@@ -87,6 +89,12 @@ class Bringing {
   ShardTransport& transport_;
   bool delivered_ = false;
 };
+
+// Returns the flag that only this rank raises, behind its deliveries.
+const uint32_t* own_rows_left(const Peers& peers) {
+  return reinterpret_cast<const uint32_t*>(
+      at(peers.pads[peers.rank], comm::signal_offset_bytes(kDoneFlags + peers.rank)));
+}
 
 void require_supported(const GemmBackend& backend, const FusedGemm& gemm) {
   if (const char* why = backend.why_unsupported(gemm)) throw std::invalid_argument(why);
@@ -205,10 +213,12 @@ void all_reduce_in_switch(const Peers& peers, const GemmBackend& backend,
   gemm = announced_in_parts(gemm, peers, parts, layout);
   require_supported(backend, gemm);
   Call call(peers, 0, streams.compute);
-  Delivery delivery(streams);
+  std::optional<Delivery> delivery;  // of what comes behind the GEMM, or runs beside it
+  if (streams.branches != Branches::kInTurn) delivery.emplace(streams);
   AXONN_CUDA_CHECK(backend.launch(gemm, beside_switch_sum(config), streams.compute));
+  if (!delivery) delivery.emplace(streams);
   AXONN_CUDA_CHECK(backend.sum_in_switch(peers, sum, streams.copy));
-  delivery.join();
+  delivery->join();
   call.end();
 }
 
@@ -248,6 +258,8 @@ void all_gather_gemm(const Peers& all, const GemmBackend& backend, const LaunchC
                    .pad = peers.pads[peers.rank],
                    .epoch = peers.epoch,
                    .limit = peers.limit};
+  const bool notices = streams.branches == Branches::kExpected && transport.writes_to_peers();
+  if (notices) gemm.arrivals.limit.own_rows_left = own_rows_left(peers);
   require_supported(backend, gemm);
 
   const comm::Range own = rows.plan.shard(peers.rank);
@@ -255,8 +267,10 @@ void all_gather_gemm(const Peers& all, const GemmBackend& backend, const LaunchC
   Call call(peers, static_cast<int32_t>(rows.plan.chunks_per_shard), streams.compute);
   Delivery delivery(streams);
   bringing.deliver(peers, rows, streams.copy);
+  if (notices) push_flag(peers, peers.rank, kDoneFlags + peers.rank, streams.copy);
   copy(at(workspace, own.begin * rows.row_bytes), rows.shard, own.size() * rows.row_bytes,
        streams.compute);
+  if (streams.branches == Branches::kInTurn) delivery.join();
   const cudaError_t launched = backend.launch(gemm, config, streams.compute);
   transport.confirm(peers, streams.compute);
   delivery.join();

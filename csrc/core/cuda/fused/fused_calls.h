@@ -31,11 +31,21 @@ struct GemmBackend {
 // those may wait for what this rank has yet to enqueue.
 void load_kernels(const GemmBackend& backend);
 
+// Whether what a call enqueues on its two streams runs side by side. Streams do. The branches of a
+// CUDA graph may be run one after the other, in any order, and a GEMM that comes first would wait
+// for copies that its peers make behind theirs.
+enum class Branches {
+  kSideBySide,  // for certain
+  kExpected,    // if not, the GEMM notices (SpinLimit::own_rows_left)
+  kInTurn,      // not: what the peers wait for is done before the GEMM begins
+};
+
 struct CallStreams {
   cudaStream_t compute;
   cudaStream_t copy;  // of the transport
   cudaEvent_t begun;  // events of this rank, without timing, that every call uses again
   cudaEvent_t delivered;
+  Branches branches = Branches::kSideBySide;
 };
 
 int64_t gather_workspace_bytes(const GatheredRows& rows);

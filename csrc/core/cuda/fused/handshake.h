@@ -34,6 +34,9 @@ struct Peers {
   // cut short (WorkspaceMemory).
   uint32_t host_epoch = 0;
   bool host_counts = false;
+  // A bit for each rank whose flags the queue of a stream can write: this one, and peers that have
+  // seen such a write arrive (write_probe.h).
+  uint32_t queue_writes = 0;
   uint32_t* counters = nullptr;  // on this device: kMaxChunks zeros for a GEMM, as many for a sum
   SpinLimit limit{};
 };

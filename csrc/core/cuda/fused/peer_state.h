@@ -10,15 +10,18 @@
 
 namespace axonn::kernels::cuda {
 
-// Behind the flags of a pad lies what only this rank uses, each part on cache lines of its own: the
-// epoch, the counters, and room for a failure.
+// Behind the flags of a pad lie the rank's own epoch, a word for each rank that write_probes
+// writes, and the rank's own counters, each part on cache lines of its own.
 inline constexpr int64_t kStateBytes = 1024;
+inline constexpr int64_t kProbeOffset = kStateBytes / 4;
+static_assert(kMaxPeers * sizeof(uint32_t) <= kStateBytes / 4, "the probes must fit");
 static_assert(2 * kMaxChunks * sizeof(uint32_t) <= kStateBytes / 2, "the counters must fit");
 
 // Sets the pad of peers.rank, which is zeros at first, and the pointers to what lies in it.
 inline void set_own_pad(Peers& peers, void* pad) {
   auto* state = static_cast<char*>(pad) + kPadBytes;
   peers.pads[peers.rank] = pad;
+  peers.queue_writes |= uint32_t{1} << peers.rank;
   peers.epoch = reinterpret_cast<uint32_t*>(state);
   peers.counters = reinterpret_cast<uint32_t*>(state + kStateBytes / 2);
 }
@@ -27,8 +30,9 @@ inline void set_own_pad(Peers& peers, void* pad) {
 // holds the epochs that the copy engine pushes.
 class PinnedState {
  public:
-  // How often a workspace can grow: it doubles each time, and begins with a page of 2 MiB.
-  static constexpr int kMostMemories = 43;
+  // How many memories a workspace can have that graphs use. Each is larger than the one before, by
+  // steps that get there from a page in 192 (workspace_size.h).
+  static constexpr int kMostMemories = 256;
 
   PinnedState() {
     AXONN_CUDA_CHECK(
@@ -40,8 +44,8 @@ class PinnedState {
   PinnedState& operator=(const PinnedState&) = delete;
 
   SpinFailure& failure() const { return state_->failure; }
-  // Each memory that a workspace has had counts epochs of its own, since graphs that have captured
-  // an old memory go on with it.
+  // Each memory that graphs use counts epochs of its own, since they go on with it when the
+  // workspace has another one.
   uint32_t* epoch_to_push(int memory = 0) const { return &state_->epochs[memory].value; }
 
  private:

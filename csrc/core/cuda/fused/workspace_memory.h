@@ -1,21 +1,19 @@
 // When a workspace gets other memory, and what then happens in which order.
 #pragma once
 
-#include <algorithm>
-#include <bit>
 #include <cstdint>
 
 #include "core/cuda/fused/call_order.h"
 #include "core/cuda/fused/peer_state.h"
+#include "core/cuda/fused/workspace_size.h"
 
 namespace axonn::kernels::cuda {
 
-inline constexpr int64_t kFrontBytes = kPadBytes + kStateBytes;  // in front of the workspace
+static_assert(kFrontBytes == kPadBytes + kStateBytes, "workspace_size.h needs no CUDA headers");
 
 class WorkspaceMemory {
  public:
-  // The least memory that it gets: by default a page of device memory.
-  explicit WorkspaceMemory(uint64_t least_bytes = 2 << 20) : least_bytes_(least_bytes) {}
+  explicit WorkspaceMemory(int64_t page_bytes = kPageBytes) : page_bytes_(page_bytes) {}
 
   int64_t bytes() const { return bytes_; }  // of the workspace
 
@@ -36,24 +34,29 @@ class WorkspaceMemory {
   // Replaces the memory by one with at least so many bytes for the workspace. The host waits for
   // all calls first, because peers may still write what this rank has asked for. Then it calls
   // renew(size, keep), which gets `size` bytes and sets the peers' addresses; `keep` says that a
-  // graph uses the old memory, which must then be kept. Each memory counts epochs of its own.
+  // graph uses the old memory, which must then be kept, and which goes on with epochs of its own.
   template <typename Grow>
   void grow(int64_t bytes, const CallOrder& order, const PinnedState& pinned, Peers& peers,
             Grow&& renew) {
     order.synchronize();
-    const auto size = static_cast<int64_t>(
-        std::bit_ceil(std::max(static_cast<uint64_t>(bytes + kFrontBytes), least_bytes_)));
+    const int64_t size = memory_bytes(bytes, kFrontBytes, page_bytes_);
     renew(size, captured_);
+    if (captured_) ++kept_;
     captured_ = in_call_ = was_cut_short_ = false;
-    peers.epoch_to_push = pinned.epoch_to_push(memories_++);
+    peers.epoch_to_push = pinned.epoch_to_push(kept_);
     peers.host_epoch = 0;
     peers.host_counts = false;
     bytes_ = size - kFrontBytes;
   }
 
+  bool is_captured() const { return captured_; }                  // a graph uses the memory
+  bool graphs_use_any() const { return captured_ || kept_ > 0; }  // this memory or earlier ones
+  // Notes that the memory, which no graph uses, is gone.
+  void release() { bytes_ = 0; }
+
  private:
-  uint64_t least_bytes_;
-  int memories_ = 0;       // that there have been
+  int64_t page_bytes_;     // of device memory
+  int kept_ = 0;           // earlier memories that graphs use
   bool captured_ = false;  // whether a graph uses the memory
   bool in_call_ = false;   // whether a call has begun and not ended
   bool was_cut_short_ = false;

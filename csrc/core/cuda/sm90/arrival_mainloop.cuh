@@ -115,7 +115,7 @@ struct ArrivalMainloop : Base {
     if (wanted == 0) return;
     const int lane = cutlass::canonical_lane_idx();
     if ((wanted >> lane & 1) != 0) {
-      cuda::await_flag(cuda::flag_at(arrivals.pad, lane), *arrivals.epoch, arrivals.limit,
+      cuda::await_rows(cuda::flag_at(arrivals.pad, lane), *arrivals.epoch, arrivals.limit,
                        {arrivals.chunks_per_shard, lane});
     }
     __syncwarp();  // orders every lane's acquire before what the elected lane does next

@@ -1,0 +1,67 @@
+"""Tells the fused ops of a GPU how many of its SMs collectives take at the same time."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import NamedTuple
+
+import torch
+
+from axonn_ext import _C
+
+NCCL_SMS = 24
+"""The CTAs of a collective of NCCL that nothing bounds, between Hopper GPUs on NVLink. A guess."""
+
+
+class BusySms:
+    """The SMs that the collectives of an orchestrator's lanes take while they may be running.
+
+    A lane runs one collective at a time. It counts as running from the start of a collective until
+    the GPU has passed the last one, or until the current stream waits for it. Fused ops that are
+    called meanwhile leave so many SMs free (AXONN_FUSED_FREE_SMS).
+
+    sms: what one collective takes.
+    """
+
+    def __init__(self, device: torch.device, *, sms: int) -> None:
+        self._device, self._sms = device.index or 0, sms
+        self._lanes: dict[str, deque[_Running]] = {}
+
+    def started(self, axis: str, done: torch.Event, *, is_captured: bool) -> None:
+        """Notes that the axis's lane has a collective that ends at the event."""
+        running = self._lanes.setdefault(axis, deque())
+        if not running:
+            _C.add_busy_sms(self._device, self._sms)
+        running.append(_Running(done, is_captured))
+
+    def awaited(self, axis: str, done: torch.Event) -> None:
+        """Notes that the current stream waits for the event, and so for all before it."""
+        running = self._lanes.get(axis, deque())
+        if any(item.done is done for item in running):
+            while running.popleft().done is not done:
+                pass
+            self._released(running)
+
+    def look(self) -> None:
+        """Forgets collectives that the GPU has finished. Not to be called during a capture."""
+        for running in self._lanes.values():
+            if not running:
+                continue
+            # A graph has the events of its capture; they cannot be asked.
+            while running and (running[0].is_captured or running[0].done.query()):
+                running.popleft()
+            self._released(running)
+
+    def _released(self, running: deque[_Running]) -> None:
+        if not running:
+            _C.add_busy_sms(self._device, -self._sms)
+
+    def __del__(self) -> None:
+        for running in self._lanes.values():
+            if running:
+                _C.add_busy_sms(self._device, -self._sms)
+
+
+class _Running(NamedTuple):
+    done: torch.Event
+    is_captured: bool

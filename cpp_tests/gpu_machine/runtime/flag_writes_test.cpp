@@ -1,0 +1,125 @@
+// By whom the flags behind copies are raised: by the queue of a stream, where a probe has arrived,
+// or by the copy engine.
+#include <gtest/gtest.h>
+
+#include <string>
+#include <vector>
+
+#include "gpu_machine/runtime/virtual_ranks.h"
+
+namespace axonn::gpu_machine {
+namespace {
+
+using testing::DeviceGuard;
+using testing::DeviceMatrix;
+using testing::Matrix;
+using testing::VirtualRanks;
+
+constexpr int kRanks = 3;
+constexpr int64_t kM = 12, kK = 8, kN = 8;
+constexpr auto kWrite = "cuStreamWriteValue32";
+
+RuntimeOptions with_seed(uint64_t seed) {
+  RuntimeOptions options;
+  options.machine.seed = seed;
+  options.devices = kRanks;
+  return options;
+}
+
+class FlagWrites {
+ public:
+  explicit FlagWrites(const RuntimeOptions& options)
+      : runtime_(options), random_(options.machine.seed), ranks_(kRanks) {}
+
+  // Makes a gather on all ranks, checks it, and returns how many writes of values it asked for.
+  int writes_of_gather() {
+    std::vector<DeviceMatrix> shards, bs, outputs;
+    std::vector<Matrix> wants;
+    const Matrix whole = Matrix::random(kM, kK, random_);
+    for (int r = 0; r < kRanks; ++r) {
+      const DeviceGuard guard(r);
+      const comm::Range own = comm::part_of(kM, kRanks, r);
+      shards.emplace_back(whole.row_range(own.begin, own.end));
+      const Matrix b = Matrix::random(kK, kN, random_);
+      bs.emplace_back(b);
+      wants.push_back(whole * b);
+      outputs.emplace_back(kM, kN);
+    }
+    testing::synchronize_all(kRanks);
+    const int before = runtime_.calls_of(kWrite);
+    for (int r = 0; r < kRanks; ++r) {
+      const auto rank = static_cast<size_t>(r);
+      ranks_.gather(r, shards[rank], bs[rank], outputs[rank], kM, kK, kN, ranks_[r].compute.get());
+    }
+    testing::synchronize_all(kRanks);
+    for (size_t r = 0; r < kRanks; ++r) EXPECT_EQ(outputs[r].read(), wants[r]);
+    return runtime_.calls_of(kWrite) - before;
+  }
+
+  Runtime& runtime() { return runtime_; }
+  VirtualRanks& ranks() { return ranks_; }
+
+ private:
+  Runtime runtime_;
+  std::mt19937_64 random_;
+  VirtualRanks ranks_;
+};
+
+constexpr int kFlags = kRanks * (kRanks - 1);  // of one gather
+
+TEST(FlagWrites, FlagsOfPeersAreCopiedIfNothingWasProbed) {
+  FlagWrites calls(with_seed(1));
+  EXPECT_EQ(calls.writes_of_gather(), 0);
+}
+
+TEST(FlagWrites, TheQueueWritesWhereProbesArrive) {
+  for (uint64_t seed = 0; seed < 5; ++seed) {
+    FlagWrites calls(with_seed(seed));
+    calls.ranks().probe_writes();
+    for (int r = 0; r < kRanks; ++r) EXPECT_EQ(calls.ranks()[r].peers.queue_writes, 0b111u);
+    EXPECT_EQ(calls.writes_of_gather(), kFlags);
+    EXPECT_EQ(calls.writes_of_gather(), kFlags);
+  }
+}
+
+// Whether the driver says no, or says nothing and does nothing, the calls are right.
+TEST(FlagWrites, FlagsAreCopiedWhereProbesDoNotArrive) {
+  for (const RemoteWrites comes : {RemoteWrites::kRefused, RemoteWrites::kIgnored}) {
+    RuntimeOptions options = with_seed(2);
+    options.remote_writes = comes;
+    FlagWrites calls(options);
+    calls.ranks().probe_writes();
+    EXPECT_EQ(calls.runtime().calls_of(kWrite), kFlags) << "the probes";
+    for (int r = 0; r < kRanks; ++r) {
+      EXPECT_EQ(calls.ranks()[r].peers.queue_writes, uint32_t{1} << r);
+    }
+    EXPECT_EQ(calls.writes_of_gather(), 0);
+  }
+}
+
+// One of the probes is refused: only that one flag is copied.
+TEST(FlagWrites, EachPairOfRanksIsProbed) {
+  FlagWrites calls(with_seed(3));
+  calls.runtime().fail(kWrite, cudaErrorNotSupported, 1);  // of rank 0 to rank 2
+  calls.ranks().probe_writes();
+  EXPECT_EQ(calls.ranks()[0].peers.queue_writes, 0b011u);
+  EXPECT_EQ(calls.ranks()[1].peers.queue_writes, 0b111u);
+  EXPECT_EQ(calls.ranks()[2].peers.queue_writes, 0b111u);
+  EXPECT_EQ(calls.writes_of_gather(), kFlags - 1);
+}
+
+// NVIDIA supports no such writes from CUDA 13.1 on, so nobody asks whether they do something else.
+TEST(FlagWrites, ADriverThatDoesNotSupportThemIsNotAsked) {
+  for (const int driver : {13000, 13010, 14000}) {
+    RuntimeOptions options = with_seed(4);
+    options.driver_version = driver;
+    FlagWrites calls(options);
+    calls.ranks().probe_writes();
+    const bool asks = driver < 13010;
+    EXPECT_EQ(calls.runtime().calls_of(kWrite), asks ? kFlags : 0);
+    EXPECT_EQ(calls.writes_of_gather(), asks ? kFlags : 0);
+  }
+}
+
+}  // namespace
+}  // namespace axonn::gpu_machine
