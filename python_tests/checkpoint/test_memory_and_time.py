@@ -14,6 +14,7 @@ from axonn_ext.checkpoint import Saver
 from axonn_ext.models import ModelConfig
 from axonn_ext.optim import AdamW
 from grids import grid_of
+from limits import HANG_SECONDS
 from memory import MIB, anonymous_bytes
 
 # 1 GB with AdamW's moments: 12 bytes a parameter.
@@ -89,9 +90,8 @@ def seconds_of_blocks(folder: Path) -> dict[str, list[float]]:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1800)
 def test_a_save_every_ten_steps_costs_little(pool, tmp_path) -> None:
-    seconds = pool(2).run(seconds_of_blocks, tmp_path, timeout_s=1700)[0]
+    seconds = pool(2).run(seconds_of_blocks, tmp_path, timeout_s=6 * HANG_SECONDS)[0]
     ratio = median(seconds["with"]) / median(seconds["without"])
     shown = {kind: [round(s / INTERVAL, 3) for s in times] for kind, times in seconds.items()}
     print(f"{MEDIUM.num_parameters():,} parameters, seconds a step {shown}: ratio {ratio:.4f}")

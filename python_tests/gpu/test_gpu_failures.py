@@ -138,7 +138,7 @@ def run_job(monkeypatch: pytest.MonkeyPatch, folder: Path, failure: str) -> tupl
     monkeypatch.setenv("AXONN_TIMEOUT_SECONDS", "30")
     command = [*AXONN, "train", "--grid", "x=2", "--out", str(folder)]
     options = small(**{"train.device": "cuda", "parallel.algorithm": "sequential"})
-    done = run([*command, *options], timeout_s=200)
+    done = run([*command, *options])
     assert not processes_with(str(folder)), done.output
     return done.status, done.output
 

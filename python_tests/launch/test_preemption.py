@@ -14,6 +14,7 @@ from axonn_ext.launch import preemption
 from axonn_ext.launch.place import Process
 from axonn_ext.launch.preemption import Preemption
 from axonn_ext.launch.signals import SignalListener
+from limits import HANG_SECONDS
 
 
 def listening(stop: Preemption) -> SignalListener:
@@ -47,7 +48,7 @@ class Rank(threading.Thread):
 
     def run(self) -> None:
         for step in range(1, 2000):
-            self.begins.wait(20)
+            self.begins.wait(HANG_SECONDS)
             time.sleep(self.pause)
             if self.stop.due(step):
                 self.last = step
@@ -65,7 +66,7 @@ def test_ranks_end_after_the_same_step_whoever_has_the_signal() -> None:
         for thread in (*ranks, *watchers):
             thread.start()
         for thread in (*ranks, *watchers):
-            thread.join(30)
+            thread.join(HANG_SECONDS)
         assert len({rank.last for rank in ranks}) == 1 and ranks[0].last > 0
 
 

@@ -14,6 +14,7 @@ import torch
 from axonn_ext import Grid, _library, settings, tracing
 from axonn_ext.overlap.host_lane import HostLane
 from axonn_ext.overlap.watch import Watch
+from limits import HANG_SECONDS
 
 X, DATA = 0.02, 0.01  # GB/s
 KINDS = ("all_gather", "reduce_scatter", "all_reduce")
@@ -121,7 +122,7 @@ def overlap_on_a_lane() -> tuple[float, float, float, float, bool]:
         grid = Grid(data=2)
         axis = grid.axis("data")
         lanes = _library._C.Lanes()
-        lane = HostLane(axis, lanes, Watch(axis, timeout_s=30, compare=False))
+        lane = HostLane(axis, lanes, Watch(axis, timeout_s=HANG_SECONDS, compare=False))
         first, second = (torch.full((125_000,), float(i)) for i in (1, 2))  # 500 kB sent each
         began = time.perf_counter()
         under_way = [lane.all_reduce(t, "a gradient") for t in (first, second)]

@@ -113,7 +113,7 @@ def about(message: str) -> bool:
 @pytest.mark.parametrize("kind", ["order", "module"])
 def test_a_rank_that_diverges_is_named_before_it_does_harm(ranks, kind):
     environment = {"AXONN_TIMEOUT_SECONDS": "3", "AXONN_DEBUG_COLLECTIVES": "1"}
-    messages = [message for message, _ in ranks.run(failing, kind, environment, timeout_s=60)]
+    messages = [message for message, _ in ranks.run(failing, kind, environment)]
     assert all(map(about, messages)), messages
     assert "axis z, rank 0 (ranks 0, 1): " in messages[0]
     assert "axis z, rank 1 (ranks 0, 1): " in messages[1]
@@ -144,7 +144,7 @@ def test_a_rank_whose_order_nothing_else_shows_is_named_at_the_end_of_the_step(r
 
 
 def test_a_rank_that_is_stuck_is_named_after_the_timeout(ranks):
-    answers = ranks.run(failing, "stuck", {"AXONN_TIMEOUT_SECONDS": "2"}, timeout_s=60)
+    answers = ranks.run(failing, "stuck", {"AXONN_TIMEOUT_SECONDS": "2"})
     assert all(about(message) for message, _ in answers), answers
     message, seconds = answers[0]
     assert seconds >= 2
@@ -155,7 +155,7 @@ def test_a_rank_that_is_stuck_is_named_after_the_timeout(ranks):
 
 def test_a_rank_that_dies_is_named_on_every_other(ranks):
     with pytest.raises(WorkerError, match="rank 1: the process ended"):
-        ranks.run(failing, "dies", {"AXONN_TIMEOUT_SECONDS": "25"}, timeout_s=60)
+        ranks.run(failing, "dies", {"AXONN_TIMEOUT_SECONDS": "25"})
     assert sorted(ranks.answers) == [0, 2, 3]
     assert all(about(message) for message, _ in ranks.answers.values()), ranks.answers
     message, _ = ranks.answers[0]

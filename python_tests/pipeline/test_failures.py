@@ -126,7 +126,7 @@ def test_a_shape_that_changes(four) -> None:
 @pytest.mark.parametrize("transport", TRANSPORTS)
 def test_a_stage_that_is_killed(four, transport) -> None:
     with pytest.raises(WorkerError) as error:
-        four.run(failure, die, PipelineOptions(transport=transport), timeout_s=60)
+        four.run(failure, die, PipelineOptions(transport=transport))
     text = str(error.value)
     assert "rank 2: the process ended" in text
     # The others have answered; the pool keeps their answers.

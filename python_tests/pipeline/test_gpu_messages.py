@@ -318,7 +318,7 @@ GRADIENT = "stage 0, micro-batch 0, backward: the gradient of the output was not
 )
 def test_a_neighbour_that_dies(two, dies: Callable[[], object], text: str) -> None:
     with pytest.raises(WorkerError, match="rank 0: the process ended"):
-        two.run(dies, timeout_s=60)
+        two.run(dies)
     found, seconds, threads = two.answers[1]
     assert text in found
     assert seconds < 30 and threads == 0
@@ -369,13 +369,13 @@ def connected_later() -> tuple[str, float]:
 
 
 def test_a_new_pipeline_after_a_failed_connection(two) -> None:
-    (told, loss), (own, same) = two.run(connected_later, timeout_s=60)
+    (told, loss), (own, same) = two.run(connected_later)
     assert told == f"rank 1, the connections of its GPU: {own}"
     assert loss == same > 0
 
 
 def test_a_gpu_that_cannot_be_connected_ends_all_waiting(four) -> None:
-    found = four.run(unconnected, NoMemory, timeout_s=60)
+    found = four.run(unconnected, NoMemory)
     text, _ = found.pop(1)
     assert text == "RuntimeError: the GPU has no memory left"
     for text, seconds in found:
@@ -385,7 +385,7 @@ def test_a_gpu_that_cannot_be_connected_ends_all_waiting(four) -> None:
 
 def test_a_rank_that_dies_while_gpus_are_connected(four) -> None:
     with pytest.raises(WorkerError, match="rank 1: the process ended"):
-        four.run(unconnected, Dying, timeout_s=60)
+        four.run(unconnected, Dying)
     for rank in (0, 2, 3):
         text, seconds = four.answers[rank]
         assert "connection" in text and seconds < 30

@@ -22,6 +22,7 @@ from axonn_ext import GridShape, full_gradients
 from axonn_ext.models import ParallelConfig
 from axonn_ext.pipeline import Pipeline, PipelineError, PipelineOptions, wires
 from grids import grid_of
+from limits import HANG_SECONDS
 from pipeline_cases import config_of, make, own_batches
 from worker_pool import WorkerPool
 
@@ -172,7 +173,7 @@ def test_a_process_ends_cleanly_after_a_failure(tmp_path, caught) -> None:
             )
             for rank in range(2)
         ]  # fmt: skip
-        errors = [rank.communicate(timeout=120)[1] for rank in ranks]
+        errors = [rank.communicate(timeout=HANG_SECONDS)[1] for rank in ranks]
         assert not any("terminate called" in text for text in errors), errors[attempt]
         codes += [rank.returncode for rank in ranks]
     assert codes == [0 if caught else 1] * 4

@@ -11,6 +11,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from limits import HANG_SECONDS
+
 ROOT = Path(__file__).resolve().parents[2]
 AXONN = (sys.executable, "-m", "axonn_ext")
 
@@ -70,21 +72,21 @@ def _heed_signals() -> None:
         signal.signal(number, signal.SIG_DFL)
 
 
-def run(command: Sequence[str], *, timeout_s: float = 120) -> Finished:
+def run(command: Sequence[str]) -> Finished:
     """Runs a command from the root of the checkout to its end."""
     began = time.monotonic()
     done = subprocess.run(
         list(command), cwd=ROOT, env=environment(), stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT, text=True, timeout=timeout_s,
+        stderr=subprocess.STDOUT, text=True, timeout=HANG_SECONDS,
     )  # fmt: skip
     return Finished(done.returncode, done.stdout, time.monotonic() - began)
 
 
-def wait_until(condition: Callable[[], bool], what: str, *, timeout_s: float = 60) -> None:
+def wait_until(condition: Callable[[], bool], what: str) -> None:
     """Waits for a condition; fails, saying for what, when it does not come."""
-    deadline = time.monotonic() + timeout_s
+    deadline = time.monotonic() + HANG_SECONDS
     while not condition():
-        assert time.monotonic() < deadline, f"waited {timeout_s} s for {what}"
+        assert time.monotonic() < deadline, f"waited {HANG_SECONDS} s for {what}"
         time.sleep(0.05)
 
 

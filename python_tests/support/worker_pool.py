@@ -12,8 +12,9 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 
 import rank_start
+from limits import HANG_SECONDS
 
-START_TIMEOUT_S = 120.0  # eight imports of torch on two busy cores take about 20 s
+PEERS_SECONDS = 120.0  # in which ranks hear that a peer has failed, on a busy machine
 
 
 class WorkerError(AssertionError):
@@ -47,13 +48,15 @@ class WorkerPool:
             self._pipes.append(ours)
             self._processes.append(process)
         self.answers: dict[int, Any] = {}  # by rank, also where other ranks failed
-        self._collect(START_TIMEOUT_S)
+        self._collect(HANG_SECONDS)
 
     @property
     def usable(self) -> bool:
         return all(process.is_alive() for process in self._processes)
 
-    def run(self, function: Callable[..., Any], *args: Any, timeout_s: float = 240.0) -> list[Any]:
+    def run(
+        self, function: Callable[..., Any], *args: Any, timeout_s: float = HANG_SECONDS
+    ) -> list[Any]:
         for pipe in self._pipes:
             pipe.send((function, args))
         return self._collect(timeout_s)
@@ -62,7 +65,7 @@ class WorkerPool:
         """Joins the ranks in a new world. Threads of the groups made so far end: gloo's poll."""
         world = self._num_worlds
         self._num_worlds += 1
-        self.run(_renew_groups, self._store.port, world, timeout_s=START_TIMEOUT_S)
+        self.run(_renew_groups, self._store.port, world)
 
     def close(self) -> None:
         for process in self._processes:
@@ -89,7 +92,7 @@ class WorkerPool:
                     results[rank] = value
                 else:
                     errors.append(f"rank {rank}: {value}")
-                    timeout_s = min(timeout_s, 30.0)  # its peers may wait for it in vain
+                    timeout_s = min(timeout_s, PEERS_SECONDS)  # they may wait in vain
         if errors:
             self.close()  # ranks may be out of step: the next test gets a new pool
             raise WorkerError("\n".join(errors))

@@ -16,6 +16,7 @@ from axonn_ext.checkpoint.files import find_problems
 from axonn_ext.checkpoint.folder import CheckpointFolder
 from axonn_ext.checkpoint.manifest import read_manifest
 from kills import command, losses, workers_of
+from limits import HANG_SECONDS
 
 pytestmark = pytest.mark.long
 
@@ -37,11 +38,10 @@ def start(folder: Path) -> subprocess.Popen[str]:
 def end(job: subprocess.Popen[str], pid: int, number: signal.Signals) -> tuple[str, float]:
     began = time.monotonic()
     os.kill(pid, number)
-    output, _ = job.communicate(timeout=60)
+    output, _ = job.communicate(timeout=HANG_SECONDS)
     return output, time.monotonic() - began
 
 
-@pytest.mark.timeout(180)
 def test_a_run_that_is_told_to_end_saves_and_goes_on(tmp_path) -> None:
     folder = tmp_path / "run"
     last = 0
@@ -62,7 +62,6 @@ def test_a_run_that_is_told_to_end_saves_and_goes_on(tmp_path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(180)
 def test_a_rank_that_does_not_answer_ends_the_job_without_saving(tmp_path) -> None:
     folder = tmp_path / "run"
     job = start(folder)
@@ -80,14 +79,13 @@ def test_a_rank_that_does_not_answer_ends_the_job_without_saving(tmp_path) -> No
     finally:
         if Path(f"/proc/{stopped}").exists():
             os.kill(stopped, signal.SIGKILL)
-    output, _ = job.communicate(timeout=90)
+    output, _ = job.communicate(timeout=HANG_SECONDS)
     assert job.returncode == 1
     assert "SIGTERM: not all ranks answer; nothing is saved" in output
     assert CheckpointFolder(folder / "checkpoints").steps() == []
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
 def test_ten_random_moments_leave_a_whole_checkpoint_each(tmp_path) -> None:
     folder, draw = tmp_path / "run", random.Random(2)
     checkpoints = CheckpointFolder(folder / "checkpoints")

@@ -27,6 +27,7 @@ from axonn_ext.verify import groups, run, virtual
 from axonn_ext.verify.groups import Group
 from axonn_ext.verify.run import FAILED, NOT_RUN, PASSED, Outcome
 from axonn_ext.verify.worker import NOT_RUN_STATUS, Task
+from limits import HANG_SECONDS
 from stamp_cases import H100, WRONG
 
 pytestmark = pytest.mark.long
@@ -130,7 +131,7 @@ def test_ranks_that_do_not_meet_are_no_wrong_kernel(
         port, result = unused.getsockname()[1], tmp_path / "result.json"
         task = Task("verify_targets:passes", 0, 2, port, "cpu", str(result), os.getpid())
         program = [sys.executable, "-m", "axonn_ext.verify.worker", json.dumps(vars(task))]
-        done = subprocess.run(program, env=worker_environment(), check=False, timeout=120)
+        done = subprocess.run(program, env=worker_environment(), check=False, timeout=HANG_SECONDS)
     assert done.returncode == NOT_RUN_STATUS
     assert json.loads(result.read_text())["unsupported"].startswith("rank 0 cannot start: ")
 
@@ -174,8 +175,8 @@ def test_groups_end_with_the_command(
     worker = Path(f"/proc/{started.read_text()}")
     assert worker.exists()
     command.send_signal(number)
-    assert command.wait(60) == (7 if number == signal.SIGTERM else -number)
-    commands.wait_until(lambda: not is_running(worker), "the worker's end", timeout_s=10)
+    assert command.wait(HANG_SECONDS) == (7 if number == signal.SIGTERM else -number)
+    commands.wait_until(lambda: not is_running(worker), "the worker's end")
 
 
 def test_verdicts_by_kernel():
@@ -252,7 +253,7 @@ def test_verify_is_suggested_once(targets: None):
     hint = "before `axonn-ext verify` (3 minutes) has found them right here"
     program = [sys.executable, "-c", SUGGEST]
     done = subprocess.run(
-        program, env=worker_environment(), capture_output=True, text=True, timeout=120
+        program, env=worker_environment(), capture_output=True, text=True, timeout=HANG_SECONDS
     )
     assert done.returncode == 0, done.stderr
     before, _, after = done.stderr.partition("without a stamp:")

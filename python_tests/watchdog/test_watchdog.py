@@ -32,6 +32,7 @@ from axonn_ext.watchdog.watchdog import Times, Watchdog
 from commands import wait_until
 from grids import grid_of
 from kills import command, losses, workers_of
+from limits import HANG_SECONDS
 
 pytestmark = pytest.mark.long
 
@@ -61,7 +62,7 @@ def call(grid, axis: str, kind: str, lanes: dict[str, HostLane]) -> None:
 
 def hang_here(folder: Path) -> None:
     """Returns when there is a summary. It calls nothing of ours, so that it is where it is."""
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + HANG_SECONDS
     while not any(folder.glob(f"{HANGS}/*/{SUMMARY_FILE}")) and time.monotonic() < deadline:
         time.sleep(0.05)
 
@@ -73,7 +74,7 @@ def hang(shape: GridShape, axis: str, culprit: int, kind: str, folder: Path) -> 
     lanes = {}
     if kind == "overlap":
         for name in axes:
-            watch = Watch(grid.axis(name), timeout_s=60, compare=False)
+            watch = Watch(grid.axis(name), timeout_s=HANG_SECONDS, compare=False)
             lanes[name] = HostLane(grid.axis(name), _C.Lanes(), watch)
     for name in 3 * axes:
         call(grid, name, kind, lanes)
@@ -243,7 +244,6 @@ def test_only_a_fresh_report_of_a_hang_is_the_reason_of_a_failure(tmp_path) -> N
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(180)
 def test_the_last_lines_of_a_job_say_who_held_it_up(tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("AXONN_TIMEOUT_SECONDS", "12")
     folder = tmp_path / "run"
@@ -263,7 +263,7 @@ def test_the_last_lines_of_a_job_say_who_held_it_up(tmp_path, monkeypatch) -> No
         os.kill(stopped, signal.SIGSTOP)
         wait_until(lambda: len(workers_of(job.pid)) < 4, "a rank that gives up")
         os.kill(stopped, signal.SIGKILL)  # as the agent would, 30 s later
-        output, _ = job.communicate(timeout=60)
+        output, _ = job.communicate(timeout=HANG_SECONDS)
     finally:
         with suppress(ProcessLookupError):
             os.killpg(job.pid, signal.SIGKILL)
