@@ -9,7 +9,17 @@ from pathlib import Path
 
 import pytest
 
-from commands import AXONN, processes_with, run, shared_segments, small, start, torchrun, wait_until
+from commands import (
+    AXONN,
+    processes_with,
+    run,
+    running,
+    shared_segments,
+    small,
+    start,
+    torchrun,
+    wait_until,
+)
 from limits import HANG_SECONDS
 
 pytestmark = pytest.mark.long
@@ -128,7 +138,6 @@ def test_mistake_of_one_rank_ends_all(tmp_path: Path) -> None:
     "launcher", ["axonn-ext", pytest.param("torchrun", marks=pytest.mark.slow)]
 )
 def test_killed_rank_ends_the_job(launcher: str, tmp_path: Path) -> None:
-    before = shared_segments()  # of other tests' processes
     folder, output = tmp_path / "run", tmp_path / "output"
     command = [*(AXONN if launcher == "axonn-ext" else torchrun(4)), "train"]
     job = start(
@@ -139,7 +148,8 @@ def test_killed_rank_ends_the_job(launcher: str, tmp_path: Path) -> None:
     wait_until(lambda: metrics.exists() and metrics.stat().st_size > 2000, "the first steps")
     workers = processes_with(str(folder))
     assert sorted(workers.values()) == [0, 1, 2, 3]
-    assert shared_segments() - before, "the job uses symmetric memory"
+    segments = shared_segments(workers)
+    assert segments, "the job uses symmetric memory"
     victim = next(pid for pid, rank in workers.items() if rank == 2)
     os.kill(victim, signal.SIGKILL)
     status = job.wait(timeout=HANG_SECONDS)
@@ -153,7 +163,7 @@ def test_killed_rank_ends_the_job(launcher: str, tmp_path: Path) -> None:
         assert re.search(r"rank\s*: 2 ", printed)
     wait_until(lambda: not processes_with(str(folder)), "the end of all processes")
     assert not [pid for pid in workers if Path(f"/proc/{pid}").exists()]
-    assert not shared_segments() - before
+    assert not segments & shared_segments(running())
 
 
 def test_ended_launcher_takes_its_processes_along(tmp_path: Path) -> None:

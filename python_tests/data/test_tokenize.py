@@ -232,9 +232,7 @@ def test_a_process_that_dies_is_told() -> None:
 
 
 def refusal(capsys: Capture, *arguments: object) -> str:
-    began = time.monotonic()
     assert main(["tokenize", *map(str, arguments)]) == 2
-    assert time.monotonic() - began < 5
     return capsys.readouterr().err
 
 

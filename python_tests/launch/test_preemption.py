@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import threading
@@ -14,6 +15,7 @@ from axonn_ext.launch import preemption
 from axonn_ext.launch.place import Process
 from axonn_ext.launch.preemption import Preemption
 from axonn_ext.launch.signals import SignalListener
+from commands import wait_until
 from limits import HANG_SECONDS
 
 
@@ -29,12 +31,8 @@ def test_a_process_that_is_alone_ends_after_the_step(number: signal.Signals) -> 
     with stop, listening(stop):
         assert not stop.due(1)
         os.kill(os.getpid(), number)
-        deadline = time.monotonic() + 10
-        step = 1
-        while not stop.due(step) and time.monotonic() < deadline:
-            step += 1
-            time.sleep(0.01)
-        assert stop.due(step)
+        steps = itertools.count(1)
+        wait_until(lambda: stop.due(next(steps)), "a step after which it ends")
     assert lines == [f"{number.name}: saving after the step that is under way"]
     assert signal.getsignal(number) == before
 
@@ -91,11 +89,9 @@ def test_a_job_that_cannot_save_ends_at_once(monkeypatch, why) -> None:
     stop = Preemption(
         HashStore(), Process(0, size, size), say=lines.append, end_process=ended.append
     )
-    began = time.monotonic()
     with stop, listening(stop):
         os.kill(os.getpid(), signal.SIGTERM)
-        while not ended and time.monotonic() - began < 10:
-            time.sleep(0.01)
+        wait_until(lambda: bool(ended), "the end")
     assert ended == [1]
     expected = {
         "a rank does not answer": "SIGTERM: not all ranks answer; nothing is saved",

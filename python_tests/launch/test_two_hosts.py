@@ -10,7 +10,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -100,12 +99,9 @@ def test_two_hosts_have_the_losses_of_one(tmp_path) -> None:
 def test_a_rank_that_is_killed_ends_both_hosts(tmp_path) -> None:
     with two_hosts(folder := tmp_path / "two", ENDLESS) as hosts:
         wait_until(lambda: len(losses(folder)) >= 3, "three steps")
-        began = time.monotonic()
         os.kill(pid_of(folder, 1), signal.SIGKILL)
         outputs = [host.communicate(timeout=HANG_SECONDS)[0] for host in hosts]
-        seconds = time.monotonic() - began
     assert all(host.returncode != 0 for host in hosts)
-    assert seconds < 20  # it takes 2 s where nothing else runs
     assert re.search(r"\[rank 0\] error: .*(rank 1|peer|Connection)", outputs[0]), outputs[0]
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from limits import HANG_SECONDS
 from loading import load_all
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -176,18 +177,10 @@ def test_rows_are_written_after_each_shape(tmp_path):
     assert [row["shape"]["M"] for row in json.loads(path.read_text())] == [1, 4]
 
 
-LATE = """
-import json, sys, time
-with open(sys.argv[-1], "w") as file:
-    json.dump([1], file)
-time.sleep(100)
-"""
-
-
 def test_what_a_command_wrote_before_its_time_was_up_is_kept():
-    command = [sys.executable, "-c", LATE]
-    assert gpu_runs.written(command, time.monotonic() + 2) == (124, [1])
-    assert gpu_runs.written([sys.executable, "-c", "exit(3)"], time.monotonic() + 20) == (3, [])
+    late = ["sh", "-c", 'echo "[1]" > "$1"; exec sleep 1000']
+    assert gpu_runs.written(late, time.monotonic() + 2) == (124, [1])
+    assert gpu_runs.written(["sh", "-c", "exit 3"], time.monotonic() + HANG_SECONDS) == (3, [])
 
 
 def tuned(speedup: float | None) -> dict[str, object]:
@@ -377,7 +370,7 @@ def test_files_of_tests_are_run_alone(tmp_path, wrong, prefix, passed, failed, f
     path.write_text(TESTS.format(wrong=wrong, mark="gpu"))
     check = check_on(tmp_path, "test")
     found = {"passed": 0, "failed": 0, "failures": []}
-    check._add_tests("test", found, str(path), time.monotonic() + 100, prefix=prefix)
+    check._add_tests("test", found, str(path), time.monotonic() + HANG_SECONDS, prefix=prefix)
     assert (found["passed"], found["failed"]) == (passed, failed)
     assert [failure in text for text in found["failures"]] == ([True] if failure else [])
     skipped = [item["reason"] for item in check.report.not_run]

@@ -84,26 +84,22 @@ def targets(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_a_group(targets: None, target: str, num_ranks: int, status: str, reason: str):
-    outcome = run.run_group(group(target, num_ranks=num_ranks), seconds=120, device="cpu")
+    outcome = run.run_group(group(target, num_ranks=num_ranks), seconds=HANG_SECONDS, device="cpu")
     assert (outcome.status, outcome.reason[: len(reason)]) == (status, reason), outcome
-    assert outcome.seconds < 110
 
 
 def test_without_a_c_compiler_triton_is_not_run(targets: None):
     pytest.importorskip("triton")
-    outcome = run.run_group(group("finds_no_compiler", "triton"), seconds=120, device="cpu")
+    outcome = run.run_group(
+        group("finds_no_compiler", "triton"), seconds=HANG_SECONDS, device="cpu"
+    )
     assert (outcome.status, outcome.reason[:26]) == (NOT_RUN, "Failed to find C compiler."), outcome
 
 
-def test_a_group_that_hangs_is_ended(
-    targets: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.setenv("VERIFY_TARGETS_FOLDER", str(tmp_path))
+def test_a_group_that_hangs_is_ended(targets: None):
     hanging = dataclasses.replace(group("hangs"), seconds=10.0)
     outcome = run.run_group(hanging, seconds=10, device="cpu")
-    assert (tmp_path / "started").exists()
     assert (outcome.status, outcome.reason) == (FAILED, "rank 0 had not ended after 10 s")
-    assert outcome.seconds < 60
 
 
 def test_what_there_is_no_time_for_is_not_run(monkeypatch: pytest.MonkeyPatch):
@@ -140,7 +136,7 @@ def test_processes_that_die_at_their_start_are_no_wrong_kernel(
     targets: None, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(sys, "executable", "false")
-    outcome = run.run_group(group("passes"), seconds=120, device="cpu")
+    outcome = run.run_group(group("passes"), seconds=HANG_SECONDS, device="cpu")
     reason = f"{run.NOT_STARTED}: rank 0 ended with status 1"
     assert (outcome.status, outcome.reason) == (NOT_RUN, reason)
 
@@ -158,7 +154,7 @@ def test_a_process_that_cannot_be_started_ends_those_before_it(
 
     monkeypatch.setattr(subprocess, "Popen", popen)
     with pytest.raises(OSError, match="Resource temporarily unavailable"):
-        run.run_group(group("hangs", num_ranks=2), seconds=120, device="cpu")
+        run.run_group(group("hangs", num_ranks=2), seconds=HANG_SECONDS, device="cpu")
     assert started[0].returncode == -signal.SIGKILL
 
 
@@ -266,8 +262,10 @@ def test_verify_is_suggested_once(targets: None):
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_without_a_gpu_it_says_so_and_ends_with_2():
     """In a process that has not loaded torch."""
-    done = commands.run([*commands.AXONN, "verify"])
-    assert done.status == 2 and done.seconds < 5
+    verify = 'status = main(["verify"]); sys.exit("torch" if "torch" in sys.modules else status)'
+    program = f"import sys; from axonn_ext.cli import main; {verify}"
+    done = commands.run([sys.executable, "-c", program])
+    assert done.status == 2
     [line] = done.output.splitlines()
     assert line.startswith("error: axonn-ext verify needs an NVIDIA GPU, and ")
     assert "run it where the job will run" in line
