@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import traceback
 from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection, wait
+from multiprocessing.context import BaseContext
 from typing import Any
 
 import torch.distributed as dist
@@ -30,7 +32,7 @@ class WorkerPool:
 
     def __init__(self, world_size: int, device: str = "cpu") -> None:
         self.world_size = world_size
-        context = mp.get_context("spawn")
+        context = _context_of(device)
         # The ranks' store is this process's: no rank has to find a port that is free.
         self._store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         self._num_worlds = 1
@@ -40,7 +42,7 @@ class WorkerPool:
             ours, theirs = context.Pipe()
             process = context.Process(
                 target=rank_start.start_rank,
-                args=(rank, world_size, self._store.port, theirs, device),
+                args=(rank, world_size, self._store.port, theirs, device, dict(os.environ)),
                 daemon=True,
             )
             process.start()
@@ -97,6 +99,18 @@ class WorkerPool:
             self.close()  # ranks may be out of step: the next test gets a new pool
             raise WorkerError("\n".join(errors))
         return [results[rank] for rank in range(self.world_size)]
+
+
+def _context_of(device: str) -> BaseContext:
+    """How ranks start: on CPUs as forks of a process that has imported torch, and done no more.
+
+    A GPU's runtime would not survive the fork.
+    """
+    if device == "cuda":
+        return mp.get_context("spawn")
+    context = mp.get_context("forkserver")
+    context.set_forkserver_preload(["torch.distributed"])
+    return context
 
 
 @contextlib.contextmanager
