@@ -81,11 +81,11 @@ def hang(shape: GridShape, axis: str, culprit: int, kind: str, folder: Path) -> 
     store = dist.PrefixStore(str(folder), dist.distributed_c10d._get_default_store())
     lines: list[str] = []
     process = Process(grid.rank, grid.world_size, grid.world_size)
-    watchdog = Watchdog(store, process, folder, times=Times(1.0, 30.0), say=lines.append)
+    watchdog = Watchdog(store, process, folder, times=Times(2.0, 30.0), say=lines.append)
     orchestrator = SimpleNamespace(progress=lambda: {a: lane.progress for a, lane in lanes.items()})
     watchdog.orchestrators = (orchestrator,)
-    dist.barrier()
     with watchdog:
+        dist.barrier()  # so that no rank but the culprit is late for the call
         if grid.rank == culprit:
             hang_here(folder)
         call(grid, axis, kind, lanes)
@@ -141,8 +141,9 @@ def wait_on_two_axes(folder: Path) -> list[str]:
     store = dist.PrefixStore(str(folder), dist.distributed_c10d._get_default_store())
     lines: list[str] = []
     with Watchdog(
-        store, Process(grid.rank, 4, 4), folder, times=Times(1.0, 30.0), say=lines.append
+        store, Process(grid.rank, 4, 4), folder, times=Times(2.0, 30.0), say=lines.append
     ):
+        dist.barrier()
         if grid.rank == 3:
             hang_here(folder)
         if grid.rank in (2, 3):
