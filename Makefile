@@ -53,7 +53,7 @@ test-cpp: environment  ## run the tests of the Torch-free core
 	@$(call ctest,$(CPP_BUILD),,core_tests,)
 
 test-python: build  ## run the Python tests, without the long and slow ones and those of Triton kernels
-	$(VENV)/bin/python -m pytest -m "not long and not slow and not gpu and not triton" --durations=15
+	$(VENV)/bin/python -m pytest -n 2 --dist loadfile -m "not long and not slow and not gpu and not triton" --durations=15
 
 test-long: build  ## run the Python tests that start commands and trainings of their own
 	$(VENV)/bin/python -m pytest -m "long and not slow and not gpu and not triton" --durations=15

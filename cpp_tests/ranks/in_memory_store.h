@@ -20,7 +20,7 @@ class InMemoryStore : public KeyValueStore {
  public:
   using Seconds = std::chrono::duration<double>;
 
-  explicit InMemoryStore(Seconds timeout = std::chrono::seconds(20)) : timeout_(timeout) {
+  explicit InMemoryStore(Seconds timeout = std::chrono::seconds(300)) : timeout_(timeout) {
     void* memory =
         mmap(nullptr, sizeof(Table), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     if (memory == MAP_FAILED) throw std::runtime_error("no memory for the store");

@@ -1,7 +1,6 @@
 #include "core/symmetric/bounded_wait.h"
 
 #include <gtest/gtest.h>
-#include <sys/resource.h>
 
 #include <atomic>
 #include <chrono>
@@ -18,15 +17,6 @@ using testing::Timer;
 
 // For conditions that nothing wakes a sleeper for.
 const auto nap = [](std::chrono::nanoseconds time) { std::this_thread::sleep_for(time / 20); };
-
-double cpu_seconds_of_this_thread() {
-  rusage usage{};
-  getrusage(RUSAGE_THREAD, &usage);
-  const auto seconds = [](const timeval& time) {
-    return static_cast<double>(time.tv_sec) + 1e-6 * static_cast<double>(time.tv_usec);
-  };
-  return seconds(usage.ru_utime) + seconds(usage.ru_stime);
-}
 
 TEST(BoundedWait, ReturnsAtOnceWithoutACheck) {
   Crowding crowding;
@@ -57,21 +47,19 @@ TEST(BoundedWait, SeesAnotherThreadsSignal) {
 
 TEST(BoundedWait, ChecksOnceAMillisecondAtMost) {
   Crowding crowding;
-  constexpr double kWait = 0.1;
   const Timer timer;
   int checks = 0;
   double last = -1;
-  bounded_wait([&] { return timer.seconds() > kWait; }, nap,
+  bounded_wait([&] { return checks == 20; }, nap,
                [&](Seconds elapsed) {
                  ++checks;
                  EXPECT_GT(elapsed.count(), last);
                  last = elapsed.count();
                },
                crowding);
-  // At most one a millisecond, and the one at the start; a busy machine gives fewer.
-  EXPECT_LE(checks, static_cast<int>(timer.seconds() * 1e3) + 1);
-  EXPECT_GE(checks, 10);
-  EXPECT_GT(last, kWait / 2);
+  // The first one is at the start; a busy machine takes longer.
+  EXPECT_GE(last, 0.019);
+  EXPECT_GE(timer.seconds(), last);
 }
 
 TEST(BoundedWait, AnExceptionOfTheCheckEndsTheWait) {
@@ -84,17 +72,24 @@ TEST(BoundedWait, AnExceptionOfTheCheckEndsTheWait) {
                             crowding),
                std::runtime_error);
   EXPECT_GE(timer.seconds(), 0.05);
-  EXPECT_LT(timer.seconds(), 1);
 }
 
 // Ranks may outnumber cores: a waiting rank must leave its core to the one it waits for.
-TEST(BoundedWait, ALongWaitBurnsLittleTime) {
+TEST(BoundedWait, ALongWaitSleepsBetweenLooks) {
   Crowding crowding;
-  constexpr double kWait = 0.3;
-  const double cpu = cpu_seconds_of_this_thread();
-  const Timer timer;
-  bounded_wait([&] { return timer.seconds() > kWait; }, nap, [](Seconds) {}, crowding);
-  EXPECT_LT(cpu_seconds_of_this_thread() - cpu, kWait / 3);
+  int sleeps = 0, asked = 0;
+  bounded_wait(
+      [&] {
+        ++asked;
+        return sleeps == 50;
+      },
+      [&](std::chrono::nanoseconds time) {
+        if (sleeps == 0) asked = 0;
+        ++sleeps;
+        nap(time);
+      },
+      [](Seconds) {}, crowding);
+  EXPECT_LE(asked, 2 * 50);  // before the next sleep, and before a check
 }
 
 // Where a yield went to a rank that has work to do, the next waits leave the core at once.

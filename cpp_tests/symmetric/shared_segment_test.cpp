@@ -80,7 +80,8 @@ void await_end(pid_t pid) {
 void spin_until(const std::function<bool()>& done) {
   const testing::Timer timer;
   while (!done()) {
-    if (timer.seconds() > 10) throw std::runtime_error("the other process never came");
+    if (timer.seconds() > testing::kHang.count())
+      throw std::runtime_error("the other process never came");
     usleep(200);
   }
 }

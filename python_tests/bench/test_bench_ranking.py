@@ -97,7 +97,7 @@ def test_ranks_time_all_grids(pool: Any, overlaps: bool):
     assert len(launch.configs) == 5 and launch.configs[-1].grid.pipe == 2
     assert all((", overlap" in f", {c.schedule}") == overlaps for c in configs)
     first, second = pool(2).run(time_launch, launch.to_json())
-    assert first == second and all(1e-4 < times.fastest_s <= times.median_s < 60 for times in first)
+    assert first == second and all(0 < times.fastest_s <= times.median_s for times in first)
 
 
 @pytest.mark.parametrize(

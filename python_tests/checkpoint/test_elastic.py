@@ -15,6 +15,7 @@ import pytest
 from axonn_ext.checkpoint.folder import CheckpointFolder
 from commands import environment, wait_until
 from kills import COMMON, losses
+from limits import HANG_SECONDS
 
 STEPS, INTERVAL = 60, 5
 
@@ -68,11 +69,11 @@ def check(hosts: list[Host], folder: Path, kill) -> str:
     """Waits for checkpoints, does harm, and waits for the end; returns what was printed then."""
     checkpoints = CheckpointFolder(folder / "checkpoints")
     try:
-        wait_until(lambda: len(checkpoints.steps()) >= 2, "two checkpoints", timeout_s=180)
+        wait_until(lambda: len(checkpoints.steps()) >= 2, "two checkpoints")
         kill()
         left = [host for host in hosts if host.process.poll() is None]
         for host in left:
-            assert host.process.wait(timeout=240) == 0, host.text()
+            assert host.process.wait(timeout=HANG_SECONDS) == 0, host.text()
     finally:
         for host in hosts:
             if host.process.poll() is None:
@@ -81,7 +82,6 @@ def check(hosts: list[Host], folder: Path, kill) -> str:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 def test_a_restart_on_as_many_ranks_goes_on(tmp_path) -> None:
     folder = tmp_path / "run"
     host = Host(folder, hosts="1", ranks=2, port=free_port(), number=0)
@@ -91,7 +91,6 @@ def test_a_restart_on_as_many_ranks_goes_on(tmp_path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
 def test_eight_ranks_go_on_as_four(tmp_path) -> None:
     folder, port = tmp_path / "run", free_port()
     hosts = [Host(folder, hosts="2:4", ranks=2, port=port, number=0)]

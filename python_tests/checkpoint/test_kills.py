@@ -13,6 +13,7 @@ from axonn_ext.checkpoint.files import find_problems
 from axonn_ext.checkpoint.folder import CheckpointFolder
 from axonn_ext.checkpoint.manifest import read_manifest
 from kills import command, losses, run_until_killed
+from limits import HANG_SECONDS
 
 INTERVAL = 3
 
@@ -25,7 +26,9 @@ def options(steps: int, *more: str) -> tuple[str, ...]:
 
 
 def uninterrupted(folder: Path, steps: int) -> dict[int, float]:
-    subprocess.run(command(folder, *options(steps)), check=True, capture_output=True, timeout=300)
+    subprocess.run(
+        command(folder, *options(steps)), check=True, capture_output=True, timeout=HANG_SECONDS
+    )
     return losses(folder)
 
 
@@ -60,6 +63,6 @@ def check_kills(tmp_path: Path, *, kills: int, full: set[int]) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(3000)
+@pytest.mark.timeout(7200)
 def test_fifty_kills_and_five_full_disks(tmp_path) -> None:
     check_kills(tmp_path, kills=50, full={7, 16, 25, 34, 43})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from axonn_ext.checkpoint.manifest import read_manifest
 from axonn_ext.nn import Linear
 from axonn_ext.optim import AdamW
 from grids import grid_of
+from limits import HANG_SECONDS
 
 
 def small(seed: int = 0) -> nn.Sequential:
@@ -150,6 +152,22 @@ def test_a_run_keeps_what_it_should(tmp_path) -> None:
     (folder.path(7) / "manifest.json").write_text("{")
     assert folder.latest() == folder.path(6)
     assert not list((tmp_path / "c").glob(".*"))
+
+
+def test_a_save_is_written_behind_the_next_steps(tmp_path) -> None:
+    model, next_steps, came = small(), threading.Event(), []
+    saver = Saver(
+        tmp_path, on_saved=lambda saved: came.append(next_steps.wait(HANG_SECONDS))
+    )  # fmt: skip
+    with torch.no_grad():
+        next(model.parameters()).fill_(1)
+        saver.save(1, model=model)
+        next(model.parameters()).fill_(2)
+    next_steps.set()
+    saver.wait()
+    assert came == [True], "save has returned before the checkpoint was on the disk"
+    checkpoint.load(saver.folder.path(1), model=model)
+    assert next(model.parameters()).flatten()[0] == 1
 
 
 def test_what_a_run_left_that_was_resumed_further_back_is_not_taken_for_newer(tmp_path) -> None:

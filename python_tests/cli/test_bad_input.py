@@ -1,32 +1,39 @@
-"""A user's mistakes and a lost process: what is said, how soon, and what is left behind."""
+"""A user's mistakes and a lost process: what is said, and what is left behind."""
 
 from __future__ import annotations
 
 import os
 import re
 import signal
-import time
 from pathlib import Path
 
 import pytest
 
-from commands import AXONN, processes_with, run, shared_segments, small, start, torchrun, wait_until
+from commands import (
+    AXONN,
+    processes_with,
+    run,
+    running,
+    shared_segments,
+    small,
+    start,
+    torchrun,
+    wait_until,
+)
+from limits import HANG_SECONDS
 
 pytestmark = pytest.mark.long
 
 USER_ERROR = 2
-MESSAGE_SECONDS = 10.0  # from the command to its end, the import of torch included
-LOSS_SECONDS = 60.0
 
 
 def assert_refused(arguments: list[str], *expected: str) -> None:
-    """The command names what is wrong, in time, without a traceback and with status 2."""
+    """The command names what is wrong, without a traceback and with status 2."""
     done = run([*AXONN, *arguments])
     assert done.status == USER_ERROR, done.output
     assert all(line.startswith(("error: ", "  ")) for line in done.output.splitlines())
     for part in expected:
         assert part in done.output
-    assert done.seconds < MESSAGE_SECONDS
 
 
 def test_grid_is_not_the_world() -> None:
@@ -115,7 +122,6 @@ def test_under_torchrun_every_rank_speaks_before_the_end(tmp_path: Path) -> None
         assert done.output.count(line) == 1
     assert "exitcode  : 2" in done.output
     assert "[rank 0] Traceback" not in done.output  # torchrun shows one of its own
-    assert done.seconds < MESSAGE_SECONDS
     assert not (tmp_path / "run").exists()
 
 
@@ -126,14 +132,12 @@ def test_mistake_of_one_rank_ends_all(tmp_path: Path) -> None:
     assert done.status == 1
     assert f"[rank 0] error: --out {tmp_path}" in done.output
     assert "[rank 1] error: stopping, because of the mistake that rank 0 reports" in done.output
-    assert done.seconds < MESSAGE_SECONDS
 
 
 @pytest.mark.parametrize(
     "launcher", ["axonn-ext", pytest.param("torchrun", marks=pytest.mark.slow)]
 )
 def test_killed_rank_ends_the_job(launcher: str, tmp_path: Path) -> None:
-    before = shared_segments()  # of other tests' processes
     folder, output = tmp_path / "run", tmp_path / "output"
     command = [*(AXONN if launcher == "axonn-ext" else torchrun(4)), "train"]
     job = start(
@@ -144,24 +148,22 @@ def test_killed_rank_ends_the_job(launcher: str, tmp_path: Path) -> None:
     wait_until(lambda: metrics.exists() and metrics.stat().st_size > 2000, "the first steps")
     workers = processes_with(str(folder))
     assert sorted(workers.values()) == [0, 1, 2, 3]
-    assert shared_segments() - before, "the job uses symmetric memory"
+    segments = shared_segments(workers)
+    assert segments, "the job uses symmetric memory"
     victim = next(pid for pid, rank in workers.items() if rank == 2)
-    killed = time.monotonic()
     os.kill(victim, signal.SIGKILL)
-    status = job.wait(timeout=LOSS_SECONDS)
-    seconds = time.monotonic() - killed
+    status = job.wait(timeout=HANG_SECONDS)
     printed = output.read_text()
     assert status == 1, printed
-    assert seconds < LOSS_SECONDS
     if launcher == "axonn-ext":
         assert f"error: rank 2 (pid {victim}) was killed by SIGKILL" in printed
         assert "Traceback" not in printed
     else:
         assert f"Signal 9 (SIGKILL) received by PID {victim}" in printed
         assert re.search(r"rank\s*: 2 ", printed)
-    wait_until(lambda: not processes_with(str(folder)), "the end of all processes", timeout_s=5)
+    wait_until(lambda: not processes_with(str(folder)), "the end of all processes")
     assert not [pid for pid in workers if Path(f"/proc/{pid}").exists()]
-    assert not shared_segments() - before
+    assert not segments & shared_segments(running())
 
 
 def test_ended_launcher_takes_its_processes_along(tmp_path: Path) -> None:
@@ -170,6 +172,6 @@ def test_ended_launcher_takes_its_processes_along(tmp_path: Path) -> None:
     job = start([*command, *small(train__steps=100_000)], output=output)
     wait_until(lambda: (folder / "metrics.jsonl").exists(), "the run to begin")
     job.send_signal(signal.SIGTERM)
-    assert job.wait(timeout=LOSS_SECONDS) == 1
+    assert job.wait(timeout=HANG_SECONDS) == 1
     assert "error: the job was ended by SIGTERM" in output.read_text()
-    wait_until(lambda: not processes_with(str(folder)), "the end of all processes", timeout_s=5)
+    wait_until(lambda: not processes_with(str(folder)), "the end of all processes")

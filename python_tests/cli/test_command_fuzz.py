@@ -40,7 +40,6 @@ def test_every_command_is_drawn(command: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("seed", [1, 2])
 def test_any_command_line_ends_well(seed: int, tmp_path: Path) -> None:
     """Status 0, 1 or 2; never a traceback, nor a long tale; status 2 before any work.

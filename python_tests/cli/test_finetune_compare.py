@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from commands import ROOT, environment
+from limits import HANG_SECONDS
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.slow
 SMALL = ("--steps", "8", "--hidden", "64", "--layers", "2", "--vocabulary", "512")
 
 
@@ -21,7 +22,12 @@ def test_losses_are_those_of_transformers(lora: int, grid: str, tmp_path: Path) 
     command = [sys.executable, str(ROOT / "tools" / "finetune_compare.py"), *SMALL]
     command += ["--out", str(tmp_path), "--grid", grid, "--lora", str(lora), "--examples", "200"]
     done = subprocess.run(
-        command, capture_output=True, text=True, timeout=500, cwd=ROOT, env=environment()
+        command,
+        capture_output=True,
+        text=True,
+        timeout=6 * HANG_SECONDS,
+        cwd=ROOT,
+        env=environment(),
     )
     assert done.returncode == 0, done.stderr
     losses = json.loads((tmp_path / "losses.json").read_text())

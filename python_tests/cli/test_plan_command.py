@@ -7,6 +7,7 @@ import dataclasses
 import itertools
 import json
 import math
+import os
 import re
 import subprocess
 import sys
@@ -41,10 +42,11 @@ def numbers(line: str) -> list[float]:
 # --- Without Torch -------------------------------------------------------------------------------
 
 LARGEST = r"""
-import re, sys, time
+import re, sys
 from pathlib import Path
 import axonn_ext, axonn_ext.planner
 from axonn_ext.cli import main
+from counts import calls_of
 
 def loaded():
     return sorted({"torch", "numpy", "matplotlib", "axonn_ext.ops"} & set(sys.modules))
@@ -53,14 +55,15 @@ try:
     main(["--help"])
 except SystemExit:
     pass
-began = time.process_time()
-status = main(["plan", "--model", "gpt-320b", "--machine", "perlmutter", "--gpus", "32768",
-               "--global-batch", "8192", "--pipe", sys.argv[2], "--json", sys.argv[1]])
-seconds = time.process_time() - began
+found = []
+calls = calls_of(lambda: found.append(main([
+    "plan", "--model", "gpt-320b", "--machine", "perlmutter", "--gpus", "32768",
+    "--global-batch", "8192", "--pipe", "8", "--json", sys.argv[1]])))
 # Not ru_maxrss, which starts from what the parent process had.
 peak = 1024 * int(re.search(r"VmHWM:\s+(\d+)", Path("/proc/self/status").read_text())[1])
-assert (status, loaded()) == (0, []), (status, loaded())
-assert seconds < 5, seconds
+assert (found, loaded()) == ([0], []), (found, loaded())
+# Python 3.11 makes 8.3 million, in some 3 s.
+assert calls < 16e6, calls
 assert peak < 500e6, peak
 axonn_ext.Grid
 import torch
@@ -68,12 +71,12 @@ torch.ops.axonn.linear_forward
 """
 
 
-@pytest.mark.parametrize("stages", ["1", "8"])
-def test_largest_plan_needs_no_torch_and_little_else(tmp_path: Path, stages: str) -> None:
+def test_largest_plan_needs_no_torch_and_little_else(tmp_path: Path) -> None:
     path = tmp_path / "plan.json"
     done = subprocess.run(
-        [sys.executable, "-c", LARGEST, str(path), stages], cwd=ROOT, capture_output=True, text=True
-    )
+        [sys.executable, "-c", LARGEST, str(path)], cwd=ROOT, capture_output=True, text=True,
+        env=os.environ | {"PYTHONPATH": str(ROOT / "python_tests" / "support")},
+    )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert "train a model" in done.stdout
     best = json.loads(path.read_text())["configs"][0]

@@ -17,13 +17,13 @@ import pytest
 from axonn_ext.cli import streams
 from axonn_ext.settings import LAUNCHED_BY_US
 from commands import AXONN, ROOT, environment, processes_with, small, wait_until
+from limits import HANG_SECONDS
 
 pytestmark = pytest.mark.long
 
 PLAN = ("plan", "--model", "gpt2-small", "--machine", "dgx-a100", "--gpus", "8",
         "--global-batch", "64")  # fmt: skip
 READER_GONE = 141
-TIMEOUT_S = 240
 
 
 def shell(
@@ -39,7 +39,7 @@ def shell(
     done = subprocess.run(
         ["bash", "-c", f"exec 9>&{gone} {gone}>&-; {command}"], cwd=ROOT, pass_fds=(gone,),
         env=environment() | variables, capture_output=True, text=True, errors="surrogateescape",
-        timeout=TIMEOUT_S, check=False,
+        timeout=HANG_SECONDS, check=False,
     )  # fmt: skip
     os.close(gone)
     return done.returncode, done.stdout, done.stderr
@@ -96,7 +96,7 @@ def test_a_launched_job_whose_reader_goes_ends_quietly(tmp_path: Path) -> None:
     status, output, errors = shell(train, "| head -1")
     assert (status, errors) == (READER_GONE, "")
     assert output.startswith("  model  gpt2")
-    wait_until(lambda: not processes_with(str(folder)), "the end of all processes", timeout_s=5)
+    wait_until(lambda: not processes_with(str(folder)), "the end of all processes")
 
 
 def test_a_terminal_that_cannot_show_a_character(tmp_path: Path) -> None:
@@ -118,7 +118,7 @@ def test_too_few_open_files(num_ranks: int, tmp_path: Path) -> None:
     arguments = ["train", "--grid", f"x={num_ranks}", "--out", str(folder), *small()]
     done = subprocess.run(
         [*AXONN, *arguments], cwd=ROOT, env=environment(), capture_output=True, text=True,
-        timeout=TIMEOUT_S, check=False,
+        timeout=HANG_SECONDS, check=False,
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (24, 24)),
     )  # fmt: skip
     assert (done.returncode, done.stdout) == (2, "")
@@ -139,6 +139,6 @@ except ValueError as error:
 """
     done = subprocess.run(
         [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True,
-        env=environment() | {"AXONN_TIMEOUT_SECONDS": "soon"}, timeout=TIMEOUT_S,
+        env=environment() | {"AXONN_HANG_SECONDSECONDS": "soon"}, timeout=HANG_SECONDS,
     )  # fmt: skip
-    assert done.stdout.startswith("AXONN_TIMEOUT_SECONDS must be a positive number of seconds")
+    assert done.stdout.startswith("AXONN_HANG_SECONDSECONDS must be a positive number of seconds")

@@ -16,6 +16,7 @@ from axonn_ext.data import open_vocabulary, units
 from axonn_ext.data.processes import ordered_results
 from axonn_ext.data.units import UNIT_BYTES, Piece, find_units, pieces, read_unit
 from commands import AXONN, run, start, wait_until
+from limits import HANG_SECONDS
 from token_files import read_token_files
 
 Capture = pytest.CaptureFixture[str]
@@ -231,9 +232,7 @@ def test_a_process_that_dies_is_told() -> None:
 
 
 def refusal(capsys: Capture, *arguments: object) -> str:
-    began = time.monotonic()
     assert main(["tokenize", *map(str, arguments)]) == 2
-    assert time.monotonic() - began < 5
     return capsys.readouterr().err
 
 
@@ -331,7 +330,7 @@ def test_an_interrupted_run_leaves_nothing(
     wait_until(lambda: bool(list((tmp_path / "out").glob(".corpus.bin*"))), "the first files")
     time.sleep(0.5)
     os.killpg(process.pid, number)  # a terminal sends SIGINT to the whole group
-    assert process.wait(timeout=20) == 130
+    assert process.wait(timeout=HANG_SECONDS) == 130
     assert list((tmp_path / "out").iterdir()) == []
     assert "Traceback" not in (tmp_path / "log").read_text()
 

@@ -31,6 +31,7 @@ from gpu_in_software import (
     only_in_software,
 )
 from grids import grid_of
+from limits import HANG_SECONDS
 from model_cases import GPT2, random_batch
 from test_gpu_communicators import connected
 from worker_pool import WorkerError, WorkerPool
@@ -138,7 +139,7 @@ def run_job(monkeypatch: pytest.MonkeyPatch, folder: Path, failure: str) -> tupl
     monkeypatch.setenv("AXONN_TIMEOUT_SECONDS", "30")
     command = [*AXONN, "train", "--grid", "x=2", "--out", str(folder)]
     options = small(**{"train.device": "cuda", "parallel.algorithm": "sequential"})
-    done = run([*command, *options], timeout_s=200)
+    done = run([*command, *options])
     assert not processes_with(str(folder)), done.output
     return done.status, done.output
 
@@ -175,7 +176,7 @@ def end_at_once() -> str:
     """Rank 1's call is refused, and it ends its communicators; what each rank then hears."""
     try:
         with connected(GridShape(x=2), AXONN_TIMEOUT_SECONDS="20") as grid:
-            own, end = torch.ones(4, device="cuda"), time.monotonic() + 60
+            own, end = torch.ones(4, device="cuda"), time.monotonic() + HANG_SECONDS
             if dist.get_rank() == 1:
                 fail("ncclAllReduce", NCCL_SYSTEM_ERROR)
             grid.axis("x").all_reduce(own, own)

@@ -31,6 +31,7 @@ from axonn_ext.verify.virtual import (
     stored,
 )
 from grids import every_grid
+from limits import HANG_SECONDS
 
 pytestmark = pytest.mark.gpu
 
@@ -195,7 +196,11 @@ def test_calls_replay_in_a_graph(cuda):
     ends after two seconds and ends the context, and so the replays have a process of their own.
     """
     done = subprocess.run(
-        [sys.executable, "-c", REPLAY], capture_output=True, text=True, timeout=120, check=False
+        [sys.executable, "-c", REPLAY],
+        capture_output=True,
+        text=True,
+        timeout=HANG_SECONDS,
+        check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     equal, failure = json.loads(done.stdout.splitlines()[-1])
@@ -229,7 +234,11 @@ def test_a_rank_that_does_not_come_is_named(cuda, call, failure):
     """Rank, peer, chunk, epoch awaited and seen; in a process whose CUDA the trap ends."""
     program = textwrap.dedent(ABSENT).replace("{call}", call)
     done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        timeout=HANG_SECONDS,
+        check=False,
     )
     error, found = json.loads(done.stdout.splitlines()[-1])
     assert error in {"AcceleratorError", "RuntimeError"}, done.stdout + done.stderr

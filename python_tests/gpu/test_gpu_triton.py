@@ -19,6 +19,7 @@ import pytest
 import torch
 
 from axonn_ext.triton.tile_configs import TileConfig, legal_configs
+from limits import HANG_SECONDS
 
 pytestmark = pytest.mark.gpu
 
@@ -153,7 +154,7 @@ def run_without_cutlass(program: str) -> Any:
     """What the program prints last, as JSON."""
     done = subprocess.run(
         [sys.executable, "-c", WITHOUT_CUTLASS + program],
-        capture_output=True, text=True, timeout=400, check=False,
+        capture_output=True, text=True, timeout=HANG_SECONDS, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     answer = json.loads(done.stdout.splitlines()[-1])

@@ -18,7 +18,7 @@ from framework_cases import (
     start_script,
 )
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.slow
 pytest.importorskip("accelerate")
 
 SCRIPT = "accelerate_script.py"
@@ -92,7 +92,7 @@ def test_bf16_trains(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("rank", [0, 1])
 def test_an_error_on_one_rank_ends_all(tmp_path: Path, rank: int) -> None:
-    done = start_script(SCRIPT, 2, tmp_path, "--grid=x=2", f"--failing-rank={rank}", timeout_s=100)
+    done = start_script(SCRIPT, 2, tmp_path, "--grid=x=2", f"--failing-rank={rank}")
     assert done.status != 0
     assert "a mistake of the script" in done.output
 

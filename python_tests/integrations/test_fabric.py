@@ -22,7 +22,7 @@ from framework_cases import (
     start_script,
 )
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.slow
 SCRIPT = "fabric_script.py"
 GRIDS = ["x=2", "y=2", "z=2", "x=1", "x=2,y=2", "y=2,z=2", "x=2,z=2", "x=2,data=2", "x=4"]
 # Fabric's "64-true" rounds the model's outputs, and so the loss, to fp32 (6e-8). Ten steps of SGD
@@ -109,7 +109,7 @@ def test_fabrics_own_launcher(tmp_path: Path) -> None:
 def test_an_error_on_one_rank_ends_all(tmp_path: Path, rank: int, launcher: str) -> None:
     done = start_script(
         SCRIPT, 2 if launcher == "torchrun" else 0, tmp_path,
-        "--grid=x=2", "--devices=2", f"--failing-rank={rank}", timeout_s=100,
+        "--grid=x=2", "--devices=2", f"--failing-rank={rank}",
     )  # fmt: skip
     assert done.status != 0
     assert "a mistake of the script" in done.output

@@ -10,6 +10,7 @@ from torch.distributed import HashStore
 
 from axonn_ext.launch.attempt import name_of_start
 from axonn_ext.launch.place import Process
+from limits import HANG_SECONDS
 
 
 def start(store: HashStore, size: int, *, late: int = 0) -> set[str]:
@@ -18,13 +19,13 @@ def start(store: HashStore, size: int, *, late: int = 0) -> set[str]:
 
     def rank(number: int) -> None:
         time.sleep(0.2 if number == late else 0)
-        names[number] = name_of_start(store, Process(number, size, size), 20)
+        names[number] = name_of_start(store, Process(number, size, size), HANG_SECONDS)
 
     threads = [threading.Thread(target=rank, args=(number,)) for number in range(size)]
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(30)
+        thread.join(HANG_SECONDS)
     assert len(names) == size
     return set(names.values())
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import threading
@@ -14,6 +15,8 @@ from axonn_ext.launch import preemption
 from axonn_ext.launch.place import Process
 from axonn_ext.launch.preemption import Preemption
 from axonn_ext.launch.signals import SignalListener
+from commands import wait_until
+from limits import HANG_SECONDS
 
 
 def listening(stop: Preemption) -> SignalListener:
@@ -28,12 +31,8 @@ def test_a_process_that_is_alone_ends_after_the_step(number: signal.Signals) -> 
     with stop, listening(stop):
         assert not stop.due(1)
         os.kill(os.getpid(), number)
-        deadline = time.monotonic() + 10
-        step = 1
-        while not stop.due(step) and time.monotonic() < deadline:
-            step += 1
-            time.sleep(0.01)
-        assert stop.due(step)
+        steps = itertools.count(1)
+        wait_until(lambda: stop.due(next(steps)), "a step after which it ends")
     assert lines == [f"{number.name}: saving after the step that is under way"]
     assert signal.getsignal(number) == before
 
@@ -47,7 +46,7 @@ class Rank(threading.Thread):
 
     def run(self) -> None:
         for step in range(1, 2000):
-            self.begins.wait(20)
+            self.begins.wait(HANG_SECONDS)
             time.sleep(self.pause)
             if self.stop.due(step):
                 self.last = step
@@ -65,7 +64,7 @@ def test_ranks_end_after_the_same_step_whoever_has_the_signal() -> None:
         for thread in (*ranks, *watchers):
             thread.start()
         for thread in (*ranks, *watchers):
-            thread.join(30)
+            thread.join(HANG_SECONDS)
         assert len({rank.last for rank in ranks}) == 1 and ranks[0].last > 0
 
 
@@ -90,11 +89,9 @@ def test_a_job_that_cannot_save_ends_at_once(monkeypatch, why) -> None:
     stop = Preemption(
         HashStore(), Process(0, size, size), say=lines.append, end_process=ended.append
     )
-    began = time.monotonic()
     with stop, listening(stop):
         os.kill(os.getpid(), signal.SIGTERM)
-        while not ended and time.monotonic() - began < 10:
-            time.sleep(0.01)
+        wait_until(lambda: bool(ended), "the end")
     assert ended == [1]
     expected = {
         "a rank does not answer": "SIGTERM: not all ranks answer; nothing is saved",

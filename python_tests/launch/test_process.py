@@ -66,7 +66,7 @@ def test_a_rank_that_never_comes(
 
 def test_a_store_that_goes_is_no_mistake_of_the_user() -> None:
     server = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    client = TCPStore("127.0.0.1", server.port, is_master=False, timeout=timedelta(seconds=5))
+    client = TCPStore("127.0.0.1", server.port, is_master=False, timeout=timedelta(minutes=5))
     del server
     with pytest.raises(TrainingError, match="lost the other ranks: "):
         process.meet(client, Process(1, 2, 2))

@@ -10,7 +10,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,6 +19,7 @@ import pytest
 from axonn_ext.watchdog.summary import summaries
 from commands import AXONN, environment, processes_with, wait_until
 from kills import COMMON, losses
+from limits import HANG_SECONDS
 
 ENDLESS = 1_000_000
 TRAINING = (*COMMON, "--grid", "1x2x1", "--train.threads", "1")
@@ -36,7 +36,6 @@ def can_unshare() -> bool:
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.timeout(300),
     pytest.mark.skipif(not can_unshare(), reason="cannot make namespaces here"),
 ]
 
@@ -85,10 +84,12 @@ def pid_of(folder: Path, rank: int) -> int:
 def test_two_hosts_have_the_losses_of_one(tmp_path) -> None:
     with two_hosts(tmp_path / "two", 5) as hosts:
         for host in hosts:
-            output, _ = host.communicate(timeout=120)
+            output, _ = host.communicate(timeout=HANG_SECONDS)
             assert host.returncode == 0, output
     command = [*AXONN, "train", "--out", str(tmp_path / "one"), *TRAINING, "--train.steps", "5"]
-    subprocess.run(command, check=True, capture_output=True, timeout=120, env=environment())
+    subprocess.run(
+        command, check=True, capture_output=True, timeout=HANG_SECONDS, env=environment()
+    )
     two, one = losses(tmp_path / "two"), losses(tmp_path / "one")
     assert list(two) == list(one) == [1, 2, 3, 4, 5]
     # fp32 sums in another order: gloo's between hosts, ours in shared memory.
@@ -97,24 +98,21 @@ def test_two_hosts_have_the_losses_of_one(tmp_path) -> None:
 
 def test_a_rank_that_is_killed_ends_both_hosts(tmp_path) -> None:
     with two_hosts(folder := tmp_path / "two", ENDLESS) as hosts:
-        wait_until(lambda: len(losses(folder)) >= 3, "three steps", timeout_s=120)
-        began = time.monotonic()
+        wait_until(lambda: len(losses(folder)) >= 3, "three steps")
         os.kill(pid_of(folder, 1), signal.SIGKILL)
-        outputs = [host.communicate(timeout=60)[0] for host in hosts]
-        seconds = time.monotonic() - began
+        outputs = [host.communicate(timeout=HANG_SECONDS)[0] for host in hosts]
     assert all(host.returncode != 0 for host in hosts)
-    assert seconds < 20  # it takes 2 s where nothing else runs
     assert re.search(r"\[rank 0\] error: .*(rank 1|peer|Connection)", outputs[0]), outputs[0]
 
 
 def test_a_rank_that_hangs_on_the_other_host_is_named(tmp_path) -> None:
     folder = tmp_path / "two"
     with two_hosts(folder, ENDLESS, AXONN_TIMEOUT_SECONDS="20") as hosts:
-        wait_until(lambda: len(losses(folder)) >= 3, "three steps", timeout_s=120)
+        wait_until(lambda: len(losses(folder)) >= 3, "three steps")
         os.kill(pid_of(folder, 1), signal.SIGSTOP)
         wait_until(lambda: bool(summaries(folder)), "a report")
         wait_until(lambda: 0 not in processes_with(str(folder)).values(), "the end of rank 0")
         os.kill(pid_of(folder, 1), signal.SIGKILL)
-        output = hosts[0].communicate(timeout=60)[0]
+        output = hosts[0].communicate(timeout=HANG_SECONDS)[0]
     line = r"rank 1 holds the job up: rank 0 has waited for it for .* of axis y \(ranks 0, 1\)"
     assert re.search(f"watchdog: {line}", output), output

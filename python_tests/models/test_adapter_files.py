@@ -172,7 +172,6 @@ def exchanged(folder: Path, shape: GridShape) -> torch.Tensor:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", ["gpt2", "llama", "qwen3", "opt"])
 def test_peft_reads_ours_and_we_read_peft_s(name, pool, tmp_path) -> None:
     import peft

@@ -96,5 +96,5 @@ def failures(world_size: int, name: str, layout: str) -> list[str]:
        (("llama", 1), ("llama", 2), ("gpt2", 4), ("gpt2", 8), ("llama", 8)))],
 )  # fmt: skip
 def test_loss_and_gradients_equal_one_process(pool, name, world_size, layout) -> None:
-    for found in pool(world_size).run(failures, world_size, name, layout, timeout_s=240.0):
+    for found in pool(world_size).run(failures, world_size, name, layout):
         assert not found, "\n".join(found)

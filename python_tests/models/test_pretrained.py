@@ -310,7 +310,6 @@ def memory_of_loading(folder: Path, shape: GridShape, layout: str) -> int:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 def test_a_rank_that_loads_needs_memory_for_its_own_blocks_alone(pool, tmp_path) -> None:
     write_folder(folder := tmp_path / "model", LARGE, num_files=4)
     size = sum(path.stat().st_size for path in folder.glob("*.safetensors"))

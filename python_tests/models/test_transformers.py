@@ -22,7 +22,7 @@ from axonn_ext import (
 from axonn_ext.models import ParallelConfig
 from grids import factorisations, grid_of
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.slow
 
 COMMON: dict[str, Any] = {"vocab_size": 256, "tie_word_embeddings": False}
 LLAMA: dict[str, Any] = COMMON | {

@@ -18,6 +18,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from axonn_ext import GridShape, models, nn, ops
 from axonn_ext.ops.specs import matmuls
 from grids import grid_of
+from limits import HANG_SECONDS
 from model_cases import GPT2, LLAMA, random_batch
 
 OPS = {spec.name: spec.arguments[:2] for spec in matmuls.SPECS}
@@ -260,7 +261,7 @@ def test_auto_says_once_that_memory_cannot_be_shared(tmp_path) -> None:
     script.write_text(APART)
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
     done = subprocess.run([*command, "--standalone", str(script)], capture_output=True, text=True,
-                          timeout=120)  # fmt: skip
+                          timeout=HANG_SECONDS)  # fmt: skip
     assert done.returncode == 0, done.stderr
     said = [line for line in done.stderr.splitlines() if "share no memory" in line]
     assert len(said) == 1, done.stderr

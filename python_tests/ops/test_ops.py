@@ -329,13 +329,13 @@ def call_different_shapes(algorithm: str) -> str:
 
 
 def test_ranks_that_disagree_get_an_error_at_once(pool):
-    first, second = pool(2).run(call_different_shapes, "fused", timeout_s=20)
+    first, second = pool(2).run(call_different_shapes, "fused")
     four, six = (f"all_gather_matmul a_shard=float32[{rows},4] gather_dim=0" for rows in (4, 6))
     assert f"{four} algorithm=fused: rank 0 waited for rank 1" in first
     assert f"called {six}" in first
     assert f"{six} algorithm=fused: rank 1 waited for rank 0" in second
     assert f"called {four}" in second
-    first, second = pool(2).run(call_different_shapes, "auto", timeout_s=20)
+    first, second = pool(2).run(call_different_shapes, "auto")
     assert "waited for rank 1" in first and "failed; see the error of that rank" in first
     assert "a_shard=float32[6,4]" in second and "rank 0 calls all_gather_matmul" in second
 
@@ -358,7 +358,7 @@ def test_death_of_a_rank_is_an_error_that_names_it():
     pool = WorkerPool(2)
     try:
         with pytest.raises(WorkerError, match="rank 1: the process ended"):
-            pool.run(wait_for_a_rank_that_died, timeout_s=20)
+            pool.run(wait_for_a_rank_that_died)
         assert pool.answers[0] == (
             "all_reduce: rank 0 waited for rank 1 of group x (ranks 0, 1), which has died"
         )

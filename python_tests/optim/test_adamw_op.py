@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from axonn_ext import _library  # noqa: F401  (registers the op)
+from limits import HANG_SECONDS
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 # Around the vectors of torch's kernel, its cache lines, and the tasks of ours.
@@ -134,8 +135,8 @@ def test_bits_of_the_kernels_for_other_processors(capability: str) -> None:
     run = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k",
          "test_bits_of_torch", __file__],
-        capture_output=True, text=True, timeout=120, check=False, cwd=Path(__file__).parents[2],
-        env=os.environ | {"ATEN_CPU_CAPABILITY": capability},
+        capture_output=True, text=True, check=False, cwd=Path(__file__).parents[2],
+        timeout=HANG_SECONDS, env=os.environ | {"ATEN_CPU_CAPABILITY": capability},
     )  # fmt: skip
     assert run.returncode == 0, run.stdout + run.stderr
     assert f"{2 * len(DTYPES) * len(KINDS)} passed" in run.stdout

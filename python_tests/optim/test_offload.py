@@ -22,6 +22,7 @@ from axonn_ext.optim import AdamW, adamw, bucketed
 from axonn_ext.optim.crossing import StreamCrossing
 from axonn_ext.spec.buckets import ALIGNMENT
 from axonn_ext.zero import buckets_of
+from limits import HANG_SECONDS
 
 pytestmark = pytest.mark.long
 
@@ -300,7 +301,7 @@ def test_trains_where_the_states_do_not_fit(tmp_path: Path) -> None:
     runs = {
         offload: subprocess.run(
             [sys.executable, "-c", LIMITED, offload, str(limit), str(tmp_path)],
-            capture_output=True, text=True, timeout=120, check=False, env=os.environ,
+            capture_output=True, text=True, timeout=HANG_SECONDS, check=False, env=os.environ,
         )
         for offload in ("none", "disk")
     }  # fmt: skip

@@ -9,7 +9,7 @@ from axonn_ext import GridShape, auto_parallelize
 from grids import factorisations, grid_of
 from transformers_cases import MODELS, compared, make
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.slow
 
 GRIDS = {
     1: [GridShape()],

@@ -16,7 +16,7 @@ from axonn_ext import (
 from grids import factorisations, grid_of, relative_error
 from transformers_cases import MODELS, batch, compared, loss_sum, make, relative_errors
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.slow
 
 GRIDS = {
     1: [GridShape()],

@@ -1,9 +1,8 @@
-"""A stage that fails, dies or stalls: named on every rank, and soon."""
+"""A stage that fails, dies or stalls: named on every rank."""
 
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Callable
 
 import pytest
@@ -37,27 +36,25 @@ class Layer(nn.Module):
         return self.instead(y) if (self.number, self.calls) == (2, self.at) else y
 
 
-def failure(instead: Callable[[Tensor], Tensor], options: PipelineOptions) -> tuple[str, float]:
-    """The error of this rank where the third of four stages does something else, and its time."""
+def failure(instead: Callable[[Tensor], Tensor], options: PipelineOptions) -> str:
+    """The error of this rank where the third of four stages does something else."""
     grid = grid_of(GridShape(pipe=4))
     layers = [lambda n=n: Layer(n, instead, at=3) for n in range(4)]
     pipeline = Pipeline(layers, grid, options, loss=F.mse_loss)
     inputs = torch.randn(6, 2, 4, generator=torch.Generator().manual_seed(0))
-    began = time.monotonic()
     with pytest.raises((PipelineError, ValueError)) as error:
         pipeline.step([(x, x) for x in inputs])
     notes = getattr(error.value, "__notes__", [])
-    return f"{type(error.value).__name__}: {error.value} {notes}", time.monotonic() - began
+    return f"{type(error.value).__name__}: {error.value} {notes}"
 
 
-def peers_fail(shape: GridShape) -> tuple[str, float]:
+def peers_fail(shape: GridShape) -> str:
     """The error of this rank where a block of the last rank's stage raises."""
     model = make(config_of("gpt2", 4), shape, PipelineOptions(), ParallelConfig())
     pipeline = Pipeline(model, model.grid)
     pipeline.step(own_batches(model.grid))
     if model.grid.rank == model.grid.world_size - 1:
         model.blocks.register_module("3", Layer(2, boom, at=1))
-    began = time.monotonic()
     with pytest.raises((PipelineError, ValueError, TypeError)) as error:
         pipeline.step(own_batches(model.grid))
     with pytest.raises(PipelineError, match="of no use any more"):
@@ -65,16 +62,15 @@ def peers_fail(shape: GridShape) -> tuple[str, float]:
     pipeline.close()  # must not wait for messages that will not come
     with Pipeline(model, model.grid):  # the model itself is free again
         pass
-    return f"{type(error.value).__name__}: {error.value}", time.monotonic() - began
+    return f"{type(error.value).__name__}: {error.value}"
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("axis", ["x", "data"])
 def test_a_failure_is_named_on_the_peers_of_the_stage(four, axis) -> None:
-    for rank, (text, seconds) in enumerate(four.run(peers_fail, GridShape(pipe=2, **{axis: 2}))):
+    for rank, text in enumerate(four.run(peers_fail, GridShape(pipe=2, **{axis: 2}))):
         if rank < 3:
             assert text.startswith("PipelineError: rank 3, stage 1, forward of micro-batch 0")
-        assert seconds < 30
 
 
 def boom(y: Tensor) -> Tensor:
@@ -90,9 +86,8 @@ def die(y: Tensor) -> Tensor:
 
 
 @pytest.fixture
-def four(monkeypatch: pytest.MonkeyPatch) -> WorkerPool:
-    """Ranks of a test's own, since they cannot go on after a failure; they wait for 10 s."""
-    monkeypatch.setenv("AXONN_TIMEOUT_SECONDS", "10")
+def four() -> WorkerPool:
+    """Ranks of a test's own, since they cannot go on after a failure."""
     started = WorkerPool(4)
     yield started
     started.close()
@@ -108,35 +103,34 @@ def four(monkeypatch: pytest.MonkeyPatch) -> WorkerPool:
     ids=lambda options: f"{options.schedule}, {options.transport}",
 )
 def test_an_error_of_a_stage_is_named_on_all_ranks(four, options) -> None:
-    for rank, (text, seconds) in enumerate(four.run(failure, boom, options)):
+    for rank, text in enumerate(four.run(failure, boom, options)):
         where = "rank 2, stage 2, forward of micro-batch 2"
         assert where in text and "boom" in text, (rank, text)
         assert text.startswith("ValueError" if rank == 2 else "PipelineError")
-        assert seconds < 10
 
 
 def test_a_shape_that_changes(four) -> None:
-    for text, seconds in four.run(failure, wider, PipelineOptions()):
+    for text in four.run(failure, wider, PipelineOptions()):
         assert "rank 2, stage 2, forward of micro-batch 2" in text
         assert "stage 3, micro-batch 2, forward: the input is [4, 4] of float32" in text
         assert "those before it were [2, 4] of float32" in text
-        assert seconds < 10
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
 def test_a_stage_that_is_killed(four, transport) -> None:
     with pytest.raises(WorkerError) as error:
-        four.run(failure, die, PipelineOptions(transport=transport), timeout_s=60)
+        four.run(failure, die, PipelineOptions(transport=transport))
     text = str(error.value)
     assert "rank 2: the process ended" in text
     # The others have answered; the pool keeps their answers.
     assert four.answers.keys() == {0, 1, 3}
-    for answer, seconds in four.answers.values():
+    for answer in four.answers.values():
         assert answer.startswith("PipelineError") and "rank 2" in answer, answer
-        assert seconds < 60
 
 
 def late(seconds: float) -> str:
+    """The error of this rank, which waits for 10 s for messages, of which one is late."""
+    os.environ["AXONN_TIMEOUT_SECONDS"] = "10"
     grid, steps = grid_of(GridShape(pipe=4)), [0]
 
     def delay(direction: str, stage: int, micro_batch: int) -> float:

@@ -8,7 +8,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from contextlib import nullcontext
 from pathlib import Path
 from unittest import mock
@@ -22,6 +21,7 @@ from axonn_ext import GridShape, full_gradients
 from axonn_ext.models import ParallelConfig
 from axonn_ext.pipeline import Pipeline, PipelineError, PipelineOptions, wires
 from grids import grid_of
+from limits import HANG_SECONDS
 from pipeline_cases import config_of, make, own_batches
 from worker_pool import WorkerPool
 
@@ -172,7 +172,7 @@ def test_a_process_ends_cleanly_after_a_failure(tmp_path, caught) -> None:
             )
             for rank in range(2)
         ]  # fmt: skip
-        errors = [rank.communicate(timeout=120)[1] for rank in ranks]
+        errors = [rank.communicate(timeout=HANG_SECONDS)[1] for rank in ranks]
         assert not any("terminate called" in text for text in errors), errors[attempt]
         codes += [rank.returncode for rank in ranks]
     assert codes == [0 if caught else 1] * 4
@@ -194,21 +194,19 @@ def test_all_ranks_must_forget_shapes(pool) -> None:
         assert "all ranks must have the same number of calls of forget_shapes" in text
 
 
-def finds_no_room() -> tuple[str, float]:
+def finds_no_room() -> str:
     x = torch.ones(2 << 20, 1)
     layers = [nn.Linear(1, 1), nn.Linear(1, 1)]
-    began = time.monotonic()
     with pytest.raises(PipelineError) as error:
         with Pipeline(layers, grid_of(GridShape(pipe=2)), loss=F.mse_loss) as pipeline:
             pipeline.step([(x, x)])
-    return str(error.value), time.monotonic() - began
+    return str(error.value)
 
 
-def test_a_message_without_room_is_named_at_once(monkeypatch) -> None:
+def test_a_message_without_room_is_named(monkeypatch) -> None:
     monkeypatch.setenv("AXONN_SYMMETRIC_MEMORY_BYTES", str(1 << 20))
     pool = WorkerPool(2)
-    for text, seconds in pool.run(finds_no_room):
+    for text in pool.run(finds_no_room):
         assert "a message of 8388608 bytes finds no room" in text
         assert "AXONN_SYMMETRIC_MEMORY_BYTES" in text
-        assert seconds < 30
     pool.close()

@@ -11,6 +11,7 @@ from axonn_ext import GridShape, clip_grad_norm_, full_gradients
 from axonn_ext.models import ParallelConfig
 from axonn_ext.pipeline import Pipeline, PipelineOptions
 from axonn_ext.spec.parallel import Overlap
+from limits import HANG_SECONDS
 from pipeline_cases import config_of, make, own_batches
 
 MEAN_DELAY_S = 0.004  # about as long as a stage computes
@@ -52,10 +53,11 @@ def bits_and_orders(shape: GridShape, options: PipelineOptions, seeds: range) ->
         pytest.param(200, True, marks=pytest.mark.slow),
     ],
 )
-@pytest.mark.timeout(600)
 def test_delayed_messages_change_the_order_and_no_bit(pool, count, later) -> None:
     options = PipelineOptions(defer_weights=later)
-    found = pool(4).run(bits_and_orders, GridShape(pipe=4), options, range(count), timeout_s=500)
+    found = pool(4).run(
+        bits_and_orders, GridShape(pipe=4), options, range(count), timeout_s=6 * HANG_SECONDS
+    )
     assert [results for results, _ in found] == [1] * 4
     assert max(orders for _, orders in found) > 1, "the delays must have had an effect"
 

@@ -16,6 +16,7 @@ from axonn_ext.pipeline import MicroBatch, Pipeline, PipelineError, PipelineOpti
 from axonn_ext.pipeline.messages import BACKWARD
 from axonn_ext.spec.parallel import Overlap
 from grids import grid_of
+from limits import HANG_SECONDS
 from pipeline_cases import (
     OPTIONS,
     config_of,
@@ -34,7 +35,7 @@ EIGHT = [
 ]  # fmt: skip
 
 
-def check(pool, world_size, *arguments, timeout_s: float = 240.0) -> None:
+def check(pool, world_size, *arguments, timeout_s: float = HANG_SECONDS) -> None:
     for found in pool(world_size).run(failures, *arguments, timeout_s=timeout_s):
         assert not found, "\n".join(found)
 
@@ -150,12 +151,11 @@ def test_rows_that_x_does_not_divide(pool) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
 @pytest.mark.parametrize(
     ("name", "layers"), [("gpt2", 9), ("gpt2-untied", 8), ("llama", 8), ("llama-tied", 9)]
 )
 def test_equals_one_process_on_eight_ranks(pool, name, layers) -> None:
-    check(pool, 8, name, layers, EIGHT, list(OPTIONS), timeout_s=800)
+    check(pool, 8, name, layers, EIGHT, list(OPTIONS), timeout_s=6 * HANG_SECONDS)
 
 
 @pytest.mark.parametrize("options", ["message_driven", "interleaved"])

@@ -15,6 +15,7 @@ from types import ModuleType
 
 import pytest
 
+from limits import HANG_SECONDS
 from loading import load
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -66,7 +67,7 @@ def bootstrap(checkout: Path, python: Path | str, index: Path, **settings: str) 
         capture_output=True,
         text=True,
         check=False,
-        timeout=240,
+        timeout=HANG_SECONDS,
     )
     assert result.returncode == 0, result.stdout + result.stderr
     return result.stdout

@@ -18,6 +18,7 @@ from axonn_ext.ops.spec import OpSpec
 from axonn_ext.ops.specs import SPECS
 from axonn_ext.overlap import Overlap
 from axonn_ext.train.metrics import EvaluationMetrics, StepMetrics
+from limits import HANG_SECONDS
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
@@ -44,7 +45,9 @@ def test_python_of_the_pages_runs_on_two_ranks(tmp_path: Path, block: int):
     script.write_text(BLOCKS[block])
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
     command += ["--master-port", "0", "--standalone", str(script)]
-    run = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=tmp_path)
+    run = subprocess.run(
+        command, capture_output=True, text=True, timeout=HANG_SECONDS, cwd=tmp_path
+    )
     assert run.returncode == 0, run.stderr
     assert len(run.stdout.splitlines()) == (2, 3, 3, 1, 2, 7, 4, 1, 3)[block], run.stdout
 

@@ -11,6 +11,8 @@ from pathlib import Path, PurePosixPath
 
 import pytest
 
+from limits import HANG_SECONDS
+
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "axonn_ext"
 
@@ -339,7 +341,7 @@ def test_import_has_no_side_effects_and_needs_no_optional_package() -> None:
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=HANG_SECONDS,
         check=False,
     )
     assert result.returncode == 0, result.stderr

@@ -17,8 +17,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-LIMIT_S = 60.0
-RIGHT_LIMIT_S = 300.0  # for what does something, with processes of its own, on a busy machine
+from limits import HANG_SECONDS
+
 RIGHT_EVERY = 6
 SMALL = {
     "model.hidden_size": 32, "model.num_layers": 1, "model.num_heads": 4,
@@ -288,7 +288,7 @@ def train_models() -> None:
         ["checkpoint", "export", "trained", "model"],
         once,
     ):
-        case = run_case(arguments, {}, limit_s=RIGHT_LIMIT_S)
+        case = run_case(arguments, {})
         if case["status"] != 0:
             raise RuntimeError(f"a command that should be right is not: {case}")
     Path("tuned/adapter").rename("adapter")
@@ -341,9 +341,7 @@ def _values_of(option: str) -> tuple[str, ...]:
     return {"--grid": GRIDS, "--log": LOGS}.get(option, NAMES)
 
 
-def run_case(
-    arguments: list[str], environment: dict[str, str], *, limit_s: float = LIMIT_S
-) -> dict[str, Any]:
+def run_case(arguments: list[str], environment: dict[str, str]) -> dict[str, Any]:
     """What became of it: status (None: it took too long), output, errors, and what it left."""
     began = time.monotonic()
     child = os.fork()
@@ -367,7 +365,7 @@ def run_case(
             os.write(2, f"Traceback, of {error!r}".encode(errors="replace"))
             os._exit(99)
     status = None
-    while status is None and time.monotonic() < began + limit_s:
+    while status is None and time.monotonic() < began + HANG_SECONDS:
         pid, code = os.waitpid(child, os.WNOHANG)
         status = os.waitstatus_to_exitcode(code) if pid else None
         time.sleep(0 if pid else 0.005)
@@ -409,7 +407,7 @@ def main() -> None:
         turn, rest = divmod(number, RIGHT_EVERY)
         right = rest == 0
         arguments, variables = draw_right(random_, turn) if right else draw(random_)
-        case = run_case(arguments, variables, limit_s=RIGHT_LIMIT_S if right else LIMIT_S)
+        case = run_case(arguments, variables)
         print(json.dumps(case | {"right": right}), flush=True)
         restore(files)
 

@@ -1,4 +1,4 @@
-"""The trainer as a user starts it: as a command, with what it printed and how long it took."""
+"""The trainer as a user starts it: as a command, with what it printed."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+from limits import HANG_SECONDS
 
 ROOT = Path(__file__).resolve().parents[2]
 AXONN = (sys.executable, "-m", "axonn_ext")
@@ -38,7 +40,6 @@ class Finished:
 
     status: int
     output: str
-    seconds: float
 
 
 def torchrun(num_processes: int) -> tuple[str, ...]:
@@ -70,22 +71,21 @@ def _heed_signals() -> None:
         signal.signal(number, signal.SIG_DFL)
 
 
-def run(command: Sequence[str], *, timeout_s: float = 120) -> Finished:
+def run(command: Sequence[str]) -> Finished:
     """Runs a command from the root of the checkout to its end."""
-    began = time.monotonic()
     done = subprocess.run(
         list(command), cwd=ROOT, env=environment(), stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT, text=True, timeout=timeout_s,
+        stderr=subprocess.STDOUT, text=True, timeout=HANG_SECONDS,
     )  # fmt: skip
-    return Finished(done.returncode, done.stdout, time.monotonic() - began)
+    return Finished(done.returncode, done.stdout)
 
 
-def wait_until(condition: Callable[[], bool], what: str, *, timeout_s: float = 60) -> None:
+def wait_until(condition: Callable[[], bool], what: str) -> None:
     """Waits for a condition; fails, saying for what, when it does not come."""
-    deadline = time.monotonic() + timeout_s
+    deadline = time.monotonic() + HANG_SECONDS
     while not condition():
-        assert time.monotonic() < deadline, f"waited {timeout_s} s for {what}"
-        time.sleep(0.05)
+        assert time.monotonic() < deadline, f"waited {HANG_SECONDS} s for {what}"
+        time.sleep(0.02)
 
 
 def processes_with(argument: str) -> dict[int, int]:
@@ -103,10 +103,15 @@ def processes_with(argument: str) -> dict[int, int]:
     return found
 
 
-def shared_segments() -> set[str]:
-    """The segments of symmetric memory (device and inode) that any process maps or holds open."""
+def running() -> list[int]:
+    """The processes that there are."""
+    return [int(entry.name) for entry in Path("/proc").glob("[0-9]*")]
+
+
+def shared_segments(pids: Iterable[int]) -> set[str]:
+    """The segments of symmetric memory (device and inode) that these processes map or hold open."""
     found = set()
-    for entry in Path("/proc").glob("[0-9]*"):
+    for entry in (Path(f"/proc/{pid}") for pid in pids):
         try:
             maps = (entry / "maps").read_text().splitlines()
             for descriptor in (entry / "fd").iterdir():

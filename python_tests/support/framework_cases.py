@@ -121,16 +121,14 @@ def elements_held(x: int, y: int = 1, z: int = 1, data: int = 1) -> int:
     return others + first + head
 
 
-def start_script(
-    name: str, num_processes: int, out: Path, *options: str, timeout_s: float = 200
-) -> Finished:
+def start_script(name: str, num_processes: int, out: Path, *options: str) -> Finished:
     """Runs a script under torchrun, or (num_processes=0) as a plain command."""
     launcher = [
         "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={num_processes}"
     ]  # fmt: skip
     script = [str(SUPPORT / name), f"--out={out}", *options]
     command = [sys.executable, *(launcher if num_processes else []), *script]
-    return run(command, timeout_s=timeout_s)
+    return run(command)
 
 
 def largest_difference(found: Sequence[float], expected: Sequence[float]) -> float:

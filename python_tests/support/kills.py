@@ -12,6 +12,8 @@ import sys
 import time
 from pathlib import Path
 
+from limits import HANG_SECONDS
+
 # Fixed algorithms: those of "auto" may be chosen anew at each start, and sum in another order.
 COMMON = (
     *("--parallel.algorithm", "sequential", "--train.eval_interval", "0"),
@@ -68,7 +70,7 @@ def run_until_killed(
         command(folder, *options), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
         preexec_fn=limit_files if disk_full else None,
     )  # fmt: skip
-    least, deadline = len(losses(folder)), time.monotonic() + 90
+    least, deadline = len(losses(folder)), time.monotonic() + HANG_SECONDS
     while job.poll() is None and time.monotonic() < deadline:
         now = len(losses(folder))
         least = min(least, now)  # a resumed job drops the steps after its checkpoint
@@ -79,5 +81,5 @@ def run_until_killed(
     workers = workers_of(job.pid)
     if job.poll() is None and workers:
         os.kill(draw.choice(workers), signal.SIGKILL)
-    output, _ = job.communicate(timeout=120)
+    output, _ = job.communicate(timeout=HANG_SECONDS)
     return job.returncode == 0, output

@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
+from limits import HANG_SECONDS
+
 
 class Event:
     """Is done when its stream has come to it."""
@@ -24,7 +26,7 @@ class Event:
         stream.do(self._done.set)
 
     def synchronize(self) -> None:
-        if not self._done.wait(20):
+        if not self._done.wait(HANG_SECONDS):
             raise AssertionError("an event never happened")
 
 

@@ -22,9 +22,8 @@ import pytest
 import torch
 import torch.multiprocessing as mp
 
+from limits import HANG_SECONDS
 from worker_pool import serve
-
-TIMEOUT_S = 120.0
 
 
 class Interpreter:
@@ -47,8 +46,8 @@ class Interpreter:
             self._start()
         self._pipe.send((function, args))
         try:
-            if not self._pipe.poll(TIMEOUT_S):
-                raise AssertionError(f"{function.__name__}: no answer in {TIMEOUT_S} s")
+            if not self._pipe.poll(HANG_SECONDS):
+                raise AssertionError(f"{function.__name__}: no answer in {HANG_SECONDS} s")
             ok, value = self._pipe.recv()
         except (AssertionError, EOFError) as error:
             self.close()
@@ -99,7 +98,7 @@ def run_ranks(world_size: int, function: Callable[[int], Any]) -> list[Any]:
 
 def _run_rank(rank: int, function: Callable[[int], Any], writer: int) -> None:
     """Never returns: what the parent has open is not this process's to close."""
-    signal.alarm(int(TIMEOUT_S))  # lest it waits for its peers when nobody waits for it any more
+    signal.alarm(int(HANG_SECONDS))  # lest it waits for its peers when nobody waits for it any more
     try:
         answer = pickle.dumps((True, function(rank)))
     except BaseException:

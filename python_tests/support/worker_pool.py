@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import traceback
 from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection, wait
+from multiprocessing.context import BaseContext
 from typing import Any
 
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
 import rank_start
+from limits import HANG_SECONDS
 
-START_TIMEOUT_S = 120.0  # eight imports of torch on two busy cores take about 20 s
+PEERS_SECONDS = 120.0  # in which ranks hear that a peer has failed, on a busy machine
 
 
 class WorkerError(AssertionError):
@@ -29,7 +32,7 @@ class WorkerPool:
 
     def __init__(self, world_size: int, device: str = "cpu") -> None:
         self.world_size = world_size
-        context = mp.get_context("spawn")
+        context = _context_of(device)
         # The ranks' store is this process's: no rank has to find a port that is free.
         self._store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         self._num_worlds = 1
@@ -39,7 +42,7 @@ class WorkerPool:
             ours, theirs = context.Pipe()
             process = context.Process(
                 target=rank_start.start_rank,
-                args=(rank, world_size, self._store.port, theirs, device),
+                args=(rank, world_size, self._store.port, theirs, device, dict(os.environ)),
                 daemon=True,
             )
             process.start()
@@ -47,13 +50,15 @@ class WorkerPool:
             self._pipes.append(ours)
             self._processes.append(process)
         self.answers: dict[int, Any] = {}  # by rank, also where other ranks failed
-        self._collect(START_TIMEOUT_S)
+        self._collect(HANG_SECONDS)
 
     @property
     def usable(self) -> bool:
         return all(process.is_alive() for process in self._processes)
 
-    def run(self, function: Callable[..., Any], *args: Any, timeout_s: float = 240.0) -> list[Any]:
+    def run(
+        self, function: Callable[..., Any], *args: Any, timeout_s: float = HANG_SECONDS
+    ) -> list[Any]:
         for pipe in self._pipes:
             pipe.send((function, args))
         return self._collect(timeout_s)
@@ -62,7 +67,7 @@ class WorkerPool:
         """Joins the ranks in a new world. Threads of the groups made so far end: gloo's poll."""
         world = self._num_worlds
         self._num_worlds += 1
-        self.run(_renew_groups, self._store.port, world, timeout_s=START_TIMEOUT_S)
+        self.run(_renew_groups, self._store.port, world)
 
     def close(self) -> None:
         for process in self._processes:
@@ -89,11 +94,23 @@ class WorkerPool:
                     results[rank] = value
                 else:
                     errors.append(f"rank {rank}: {value}")
-                    timeout_s = min(timeout_s, 30.0)  # its peers may wait for it in vain
+                    timeout_s = min(timeout_s, PEERS_SECONDS)  # they may wait in vain
         if errors:
             self.close()  # ranks may be out of step: the next test gets a new pool
             raise WorkerError("\n".join(errors))
         return [results[rank] for rank in range(self.world_size)]
+
+
+def _context_of(device: str) -> BaseContext:
+    """How ranks start: on CPUs as forks of a process that has imported torch, and done no more.
+
+    A GPU's runtime would not survive the fork.
+    """
+    if device == "cuda":
+        return mp.get_context("spawn")
+    context = mp.get_context("forkserver")
+    context.set_forkserver_preload(["torch.distributed"])
+    return context
 
 
 @contextlib.contextmanager

@@ -401,7 +401,11 @@ def wait_of_a_fast_rank(algorithm: str, delay: float) -> tuple[float, float]:
     torch.ops.axonn.all_gather(shard, 0, axis.name, axis.size, algorithm)
     dist.barrier()
     before = waited_seconds().get(axis.name, 0.0)
-    if axis.rank == 1:
+    store = dist.distributed_c10d._get_default_store()
+    if axis.rank == 0:
+        store.set(f"calls/{algorithm}", "")
+    else:
+        store.wait([f"calls/{algorithm}"])
         time.sleep(delay)
     torch.ops.axonn.all_gather(shard, 0, axis.name, axis.size, algorithm)
     return waited_seconds()[axis.name] - before
@@ -409,7 +413,6 @@ def wait_of_a_fast_rank(algorithm: str, delay: float) -> tuple[float, float]:
 
 @pytest.mark.parametrize("algorithm", ["fused", "sequential"])
 def test_a_rank_counts_how_long_it_waits_for_its_peer(pool, algorithm):
-    delay = 0.2
-    early, late = pool(2).run(wait_of_a_fast_rank, algorithm, delay)
-    assert early > 0.8 * delay
-    assert late < 0.5 * delay
+    early, late = pool(2).run(wait_of_a_fast_rank, algorithm, 0.5)
+    assert late < early / 2
+    assert early > 0.25, "a busy machine may start it late"

@@ -26,6 +26,7 @@ from axonn_ext.terminal.errors import UserError
 from axonn_ext.train.auto_grid import choose_grid, machine_here, machine_of_gpu, make_request
 from axonn_ext.train.config_file import Override, load_config
 from axonn_ext.train.job import prepare
+from limits import HANG_SECONDS
 
 ROOT = Path(__file__).resolve().parents[2]
 Capture = pytest.CaptureFixture[str]
@@ -194,7 +195,7 @@ def test_all_ranks_take_the_grid_of_rank_0(fails: bool) -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(timeout=60)
+        thread.join(timeout=HANG_SECONDS)
     others = "stopping, because of the mistake that rank 0 reports"
     expected = ["no such machine", others, others] if fails else ["x=2"] * 3
     assert [found[rank] for rank in range(3)] == expected

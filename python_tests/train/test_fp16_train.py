@@ -13,6 +13,7 @@ from axonn_ext.terminal.errors import TrainingError, UserError
 from axonn_ext.train.metrics import RunMetrics, StepMetrics, read_metrics
 from axonn_ext.train.plot import plot_loss
 from commands import AXONN, run, small
+from limits import HANG_SECONDS
 from overflow_cases import expected_scales, random_overflows, train_with_overflows
 from trained_here import train_here
 
@@ -40,7 +41,9 @@ def check_overflows(
     """Trains with overflows and without; returns what rank 0 saw of either."""
     keys = SCALES | {"train.steps": steps} | keys
     ranks = random_overflows(count=count, steps=steps, world_size=4, seed=seed)
-    every = pool(4).run(train_with_overflows, folder / "a", grid, ranks, keys, timeout_s=900)
+    every = pool(4).run(
+        train_with_overflows, folder / "a", grid, ranks, keys, timeout_s=6 * HANG_SECONDS
+    )
     bounds = (SCALES["train.min_loss_scale"], SCALES["train.max_loss_scale"])
     want = expected_scales(
         ranks, steps=steps, first=SCALES["train.initial_loss_scale"],
@@ -52,7 +55,9 @@ def check_overflows(
         assert seen.num_overflows == count
         assert seen.losses == every[0].losses
         assert list(seen.losses) == list(range(1, steps + 1))
-    clean = pool(4).run(train_with_overflows, folder / "b", grid, {}, keys, timeout_s=900)
+    clean = pool(4).run(
+        train_with_overflows, folder / "b", grid, {}, keys, timeout_s=6 * HANG_SECONDS
+    )
     assert all(seen.skipped == [] for seen in clean)
     return every[0], clean[0]
 
@@ -77,7 +82,6 @@ def test_all_ranks_skip_the_same_steps(pool, tmp_path, grid, keys) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1800)
 @pytest.mark.parametrize(
     ("grid", "keys"),
     [*GRIDS[:2], ("z=2,pipe=2", GRIDS[2][1] | {"pipeline.schedule": "zero_bubble"}), GRIDS[2]],

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from limits import HANG_SECONDS
 from triton_interpreter import Interpreter
 
 pytestmark = pytest.mark.triton
@@ -102,7 +103,7 @@ def expected(tmp_path_factory: pytest.TempPathFactory) -> list[list[str]]:
     source, program = folder / "schedule.cpp", folder / "schedule"
     source.write_text(PROGRAM)
     compile_it = ["g++", "-std=c++20", f"-I{ROOT / 'csrc'}", str(source), "-o", str(program)]
-    subprocess.run(compile_it, check=True, timeout=120)
+    subprocess.run(compile_it, check=True, timeout=HANG_SECONDS)
     numbers = [str(number) for cut in CUTS for number in astuple(cut)]
     output = subprocess.run([program, *numbers], check=True, capture_output=True, text=True)
     return [line.split() for line in output.stdout.splitlines()]

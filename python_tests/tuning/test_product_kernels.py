@@ -250,7 +250,7 @@ def unlisted_on_one_rank(rank: int) -> list[tuning.Choice]:
 
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_rank_that_cannot_say_what_it_offers_keeps_none_waiting(pool, rank: int):
-    ranks = pool(2).run(unlisted_on_one_rank, rank, timeout_s=60)
+    ranks = pool(2).run(unlisted_on_one_rank, rank)
     assert ranks[0] == ranks[1]
     [choice] = ranks[0]
     assert tuple(choice.median_us) == CPU_VARIANTS

@@ -227,14 +227,14 @@ def mismatch(seen_before: bool, warm: bool) -> str:
 
 @pytest.mark.parametrize("warm", [False, True])
 def test_shapes_that_differ_are_an_error_at_once_on_every_rank(pool, warm: bool):
-    first, text = pool(2).run(mismatch, False, warm, timeout_s=20)
+    first, text = pool(2).run(mismatch, False, warm)
     assert "rank 0 waited for" in first or "rank 1" in first
     assert "N=24" in text and "but rank 0 calls" in text
     assert "needs equal shapes and dtypes on all ranks" in text
 
 
 def test_a_rank_that_alone_meets_something_new_does_not_wait(pool):
-    first, text = pool(2).run(mismatch, True, False, timeout_s=20)
+    first, text = pool(2).run(mismatch, True, False)
     assert "rank 0 waited for rank 1" in first and "failed; see the error" in first
     assert "rank 1 waited for 'answer' of rank 0" in text
     assert "has gone on to matmul_reduce_scatter" in text
@@ -284,7 +284,7 @@ def late_ranks_of_a_linear() -> list[str]:
 
 
 def test_a_linear_met_before_a_warm_up_keeps_its_default(pool):
-    assert pool(4).run(late_ranks_of_a_linear, timeout_s=30) == [["default"]] * 4
+    assert pool(4).run(late_ranks_of_a_linear) == [["default"]] * 4
 
 
 def linear_in_a_warm_up() -> list[tuple[str, str]]:

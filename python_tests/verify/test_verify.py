@@ -27,6 +27,7 @@ from axonn_ext.verify import groups, run, virtual
 from axonn_ext.verify.groups import Group
 from axonn_ext.verify.run import FAILED, NOT_RUN, PASSED, Outcome
 from axonn_ext.verify.worker import NOT_RUN_STATUS, Task
+from limits import HANG_SECONDS
 from stamp_cases import H100, WRONG
 
 pytestmark = pytest.mark.long
@@ -83,14 +84,15 @@ def targets(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_a_group(targets: None, target: str, num_ranks: int, status: str, reason: str):
-    outcome = run.run_group(group(target, num_ranks=num_ranks), seconds=120, device="cpu")
+    outcome = run.run_group(group(target, num_ranks=num_ranks), seconds=HANG_SECONDS, device="cpu")
     assert (outcome.status, outcome.reason[: len(reason)]) == (status, reason), outcome
-    assert outcome.seconds < 110
 
 
 def test_without_a_c_compiler_triton_is_not_run(targets: None):
     pytest.importorskip("triton")
-    outcome = run.run_group(group("finds_no_compiler", "triton"), seconds=120, device="cpu")
+    outcome = run.run_group(
+        group("finds_no_compiler", "triton"), seconds=HANG_SECONDS, device="cpu"
+    )
     assert (outcome.status, outcome.reason[:26]) == (NOT_RUN, "Failed to find C compiler."), outcome
 
 
@@ -98,11 +100,12 @@ def test_a_group_that_hangs_is_ended(
     targets: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setenv("VERIFY_TARGETS_FOLDER", str(tmp_path))
-    hanging = dataclasses.replace(group("hangs"), seconds=10.0)
-    outcome = run.run_group(hanging, seconds=10, device="cpu")
-    assert (tmp_path / "started").exists()
-    assert (outcome.status, outcome.reason) == (FAILED, "rank 0 had not ended after 10 s")
-    assert outcome.seconds < 60
+    for seconds in (10, 40, 160):  # more where a process takes longer to start
+        hanging = dataclasses.replace(group("hangs"), seconds=seconds)
+        outcome = run.run_group(hanging, seconds=seconds, device="cpu")
+        if (tmp_path / "started").exists():
+            break
+    assert (outcome.status, outcome.reason) == (FAILED, f"rank 0 had not ended after {seconds} s")
 
 
 def test_what_there_is_no_time_for_is_not_run(monkeypatch: pytest.MonkeyPatch):
@@ -130,7 +133,7 @@ def test_ranks_that_do_not_meet_are_no_wrong_kernel(
         port, result = unused.getsockname()[1], tmp_path / "result.json"
         task = Task("verify_targets:passes", 0, 2, port, "cpu", str(result), os.getpid())
         program = [sys.executable, "-m", "axonn_ext.verify.worker", json.dumps(vars(task))]
-        done = subprocess.run(program, env=worker_environment(), check=False, timeout=120)
+        done = subprocess.run(program, env=worker_environment(), check=False, timeout=HANG_SECONDS)
     assert done.returncode == NOT_RUN_STATUS
     assert json.loads(result.read_text())["unsupported"].startswith("rank 0 cannot start: ")
 
@@ -139,7 +142,7 @@ def test_processes_that_die_at_their_start_are_no_wrong_kernel(
     targets: None, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(sys, "executable", "false")
-    outcome = run.run_group(group("passes"), seconds=120, device="cpu")
+    outcome = run.run_group(group("passes"), seconds=HANG_SECONDS, device="cpu")
     reason = f"{run.NOT_STARTED}: rank 0 ended with status 1"
     assert (outcome.status, outcome.reason) == (NOT_RUN, reason)
 
@@ -157,7 +160,7 @@ def test_a_process_that_cannot_be_started_ends_those_before_it(
 
     monkeypatch.setattr(subprocess, "Popen", popen)
     with pytest.raises(OSError, match="Resource temporarily unavailable"):
-        run.run_group(group("hangs", num_ranks=2), seconds=120, device="cpu")
+        run.run_group(group("hangs", num_ranks=2), seconds=HANG_SECONDS, device="cpu")
     assert started[0].returncode == -signal.SIGKILL
 
 
@@ -174,8 +177,8 @@ def test_groups_end_with_the_command(
     worker = Path(f"/proc/{started.read_text()}")
     assert worker.exists()
     command.send_signal(number)
-    assert command.wait(60) == (7 if number == signal.SIGTERM else -number)
-    commands.wait_until(lambda: not is_running(worker), "the worker's end", timeout_s=10)
+    assert command.wait(HANG_SECONDS) == (7 if number == signal.SIGTERM else -number)
+    commands.wait_until(lambda: not is_running(worker), "the worker's end")
 
 
 def test_verdicts_by_kernel():
@@ -252,7 +255,7 @@ def test_verify_is_suggested_once(targets: None):
     hint = "before `axonn-ext verify` (3 minutes) has found them right here"
     program = [sys.executable, "-c", SUGGEST]
     done = subprocess.run(
-        program, env=worker_environment(), capture_output=True, text=True, timeout=120
+        program, env=worker_environment(), capture_output=True, text=True, timeout=HANG_SECONDS
     )
     assert done.returncode == 0, done.stderr
     before, _, after = done.stderr.partition("without a stamp:")
@@ -265,8 +268,10 @@ def test_verify_is_suggested_once(targets: None):
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_without_a_gpu_it_says_so_and_ends_with_2():
     """In a process that has not loaded torch."""
-    done = commands.run([*commands.AXONN, "verify"])
-    assert done.status == 2 and done.seconds < 5
+    verify = 'status = main(["verify"]); sys.exit("torch" if "torch" in sys.modules else status)'
+    program = f"import sys; from axonn_ext.cli import main; {verify}"
+    done = commands.run([sys.executable, "-c", program])
+    assert done.status == 2
     [line] = done.output.splitlines()
     assert line.startswith("error: axonn-ext verify needs an NVIDIA GPU, and ")
     assert "run it where the job will run" in line
