@@ -307,4 +307,4 @@ _READERS: Mapping[str, tuple[str, Callable[[str], Any]]] = {
     "AXONN_PRODUCT_KERNELS": ("product_kernels", _product_kernels),
     "AXONN_EMULATED_LINKS": ("emulated_links", _links),
 }
-_NOT_READ_HERE = ("AXONN_CUDA", "AXONN_CUDA_REASON")  # setup.py reads them
+_NOT_READ_HERE = ("AXONN_CUDA", "AXONN_CUDA_REASON", "AXONN_DEBUG_INFO")  # setup.py reads them
