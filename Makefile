@@ -2,7 +2,8 @@
 #   PYTHON    the Python that .venv is made from, 3.11 or newer (to change it, remove .venv)
 #   TORCH     the torch to install, e.g. torch==2.14.1; by default the one that PYTHON has, if it is
 #             supported, else the one that the tests are run with
-#   MAX_JOBS  compilations at a time (default: one per core)
+#   MAX_JOBS  compilations at a time (default: one per core; with CUDA parts, fewer where memory is
+#             short)
 #   AXONN_CUDA  1: compile the CUDA parts or fail, 0: leave them out (default: where a GPU works)
 # What else setup.py reads (CUDA_HOME, TORCH_CUDA_ARCH_LIST, ...) holds, too; export it, for without
 # it the next `make` builds again.

@@ -6,7 +6,9 @@ AXONN_CUDA_REASON     why AXONN_CUDA=0 was set, where a program did so; for the 
 CUDA_HOME             the CUDA toolkit; else the wheels of cuda-toolkit, else the nvcc of the PATH
 CUTLASS_HOME          CUTLASS, whose headers _cuda_sm90 needs; else the wheel nvidia-cutlass
 TORCH_CUDA_ARCH_LIST  what the kernels are compiled for, as in torch (by default 8.0;9.0+PTX)
-MAX_JOBS              how many files are compiled at once (by default one per core)
+MAX_JOBS              how many files are compiled at once, at most (by default one per core); with
+                      CUDA parts fewer, where the available memory is less than 6 GiB for each
+AXONN_DEBUG_INFO      1: compile C++ with debug information; it makes _C 100 MB large instead of 3
 
 The build prints what it builds, what it leaves out and why (pip shows that with -v); afterwards
 `axonn-ext doctor` tells it.
@@ -31,6 +33,7 @@ ROOT = Path(__file__).resolve().parent
 sys.path.insert(0, str(ROOT / "tools"))
 
 from architectures import KernelModule, choose_modules  # noqa: E402
+from build_jobs import Jobs, available_memory, choose_jobs  # noqa: E402
 from find_cuda import (  # noqa: E402
     BuildError,
     CudaChoice,
@@ -63,7 +66,6 @@ CXX_FLAGS = (
     "-fvisibility=hidden",
     "-ffp-contract=off",  # the same bits whether or not the CPU has fused multiply-add
     "-fno-math-errno",  # without it, a loop with square roots does not become vectors
-    "-g0",  # Python's own flags ask for debug information: 100 MB of it, and a fifth more time
     "-Wall",
     "-Wextra",
 )
@@ -82,6 +84,20 @@ CUDA_CORE = tuple(
 )  # fmt: skip
 
 
+def debug_info_flag(request: str | None) -> str:
+    """Whether g++ writes debug information, against Python's own flags, which ask for it.
+
+    It makes _C 100 MB large instead of 3, and takes a fifth more time.
+
+    request  AXONN_DEBUG_INFO
+
+    Raises: BuildError if the request is malformed.
+    """
+    if request not in (None, "", "0", "1"):
+        raise BuildError(f"AXONN_DEBUG_INFO must be 0, 1 or unset, got {request!r}")
+    return "-g" if request == "1" else "-g0"
+
+
 def cxx_flags(include_dirs: Iterable[str | Path]) -> list[str]:
     """The flags of C++ files, with the headers of others, which are not ours to warn about.
 
@@ -91,7 +107,8 @@ def cxx_flags(include_dirs: Iterable[str | Path]) -> list[str]:
     import torch
 
     system = [word for path in include_dirs for word in ("-isystem", str(path))]
-    return [*CXX_FLAGS, *system, f"-DAXONN_TORCH_VERSION={torch.__version__}"]
+    debug_info = debug_info_flag(os.environ.get("AXONN_DEBUG_INFO"))
+    return [*CXX_FLAGS, debug_info, *system, f"-DAXONN_TORCH_VERSION={torch.__version__}"]
 
 
 def cpu_files(pattern: str) -> list[str]:
@@ -246,8 +263,9 @@ def report_of(
     choice: CudaChoice,
     modules: Sequence[KernelModule],
     left_out: Mapping[str, str],
+    jobs: Jobs,
 ) -> str:
-    """What is built, with what, and what is not."""
+    """What is built, with what, what is not, and how many files at once."""
     import torch
 
     nvcc = f"{toolkit.version} in {toolkit.home}" if toolkit else "none"
@@ -259,6 +277,7 @@ def report_of(
         f"building for CPU and CUDA: {choice.reason}" if choice.build else "building for CPU",
         *(f"{module.name} has {' '.join(module.flags)}" for module in modules),
         *(f"axonn_ext.{name} is left out: {why}" for name, why in left_out.items()),
+        f"compiling {jobs.count} at a time: {jobs.reason}",
     ]
     return "\n".join(f"axonn_ext: {line}" for line in lines)
 
@@ -298,12 +317,18 @@ def main() -> None:
         demanded = os.environ.get("AXONN_CUDA") == "1"
         lacking = what_cutlass_lacks(cutlass, toolkit)
         modules, left_out = choose_modules(sources, arch_list, lacking=lacking, demanded=demanded)
+    jobs = choose_jobs(
+        os.environ.get("MAX_JOBS"),
+        cores=len(os.sched_getaffinity(0)),
+        available_bytes=available_memory() if choice.build else None,
+    )
+    os.environ["MAX_JOBS"] = str(jobs.count)  # torch's BuildExtension reads it
     base = build_base(sys.prefix, torch.__version__)
     setup(
         ext_modules=[cpu_extension(), *(cuda_extension(m, toolkit, cutlass) for m in modules)],
         cmdclass={
             "build_ext": build_command(
-                report_of(toolkit, choice, modules, left_out), base, left_out
+                report_of(toolkit, choice, modules, left_out, jobs), base, left_out
             )
         },
         options={"build": {"build_base": str(base)}},

@@ -330,4 +330,4 @@ _READERS: Mapping[str, tuple[str, Callable[[str], Any]]] = {
     "AXONN_EMULATED_LINKS": ("emulated_links", _links),
 }
 _GRAPHS_IN_TURN = ("CUDA_DEVICE_MAX_CONNECTIONS", "CUDA_LAUNCH_BLOCKING")
-_NOT_READ_HERE = ("AXONN_CUDA", "AXONN_CUDA_REASON")  # setup.py reads them
+_NOT_READ_HERE = ("AXONN_CUDA", "AXONN_CUDA_REASON", "AXONN_DEBUG_INFO")  # setup.py reads them

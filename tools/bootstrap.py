@@ -45,8 +45,14 @@ DEFAULT_TORCH = "torch==2.13.0"  # the version that the tests are run with
 STEPS = ("environment", "extension", "lint", "slow", "headers")
 CUTLASS, CUTLASS_WHEEL = ROOT / "build/cutlass", "nvidia-cutlass>=4.2,<5"
 NCCL, NCCL_WHEEL = ROOT / "build/nccl", "nvidia-nccl-cu13>=2.28,<3"
-CUDA_VARIABLES = ("TORCH_CUDA_ARCH_LIST", "CUDA_HOME", "CUDA_PATH", "CUTLASS_HOME")
-BUILD_FILES = ("setup.py", "tools/find_cuda.py", "tools/architectures.py", "pyproject.toml")
+SETUP_VARIABLES = (
+    *("TORCH_CUDA_ARCH_LIST", "CUDA_HOME", "CUDA_PATH", "CUTLASS_HOME"),
+    "AXONN_DEBUG_INFO",
+)
+BUILD_FILES = (
+    *("setup.py", "pyproject.toml"),
+    *("tools/find_cuda.py", "tools/architectures.py", "tools/build_jobs.py"),
+)
 # Of all that pip and ninja print: ninja's count with the file's name, and setup.py's own lines.
 BUILD_PROGRESS = r"(\[\d+/\d+\]).*/(csrc/\S+\.(?:cpp|cu)) |(axonn_ext: .*)"
 # Prints the version that an index knows, which may differ from torch.__version__ by a local part:
@@ -307,9 +313,9 @@ def module_paths() -> list[str]:
     return subprocess.check_output([BIN / "python", "-I", "-c", program], text=True).splitlines()
 
 
-def cuda_key(paths: Sequence[str]) -> list[object]:
-    """What setup.py is told and finds of CUDA, so far as a look at files tells: nvcc is not run."""
-    variables = [os.environ.get(name) for name in CUDA_VARIABLES]
+def setup_key(paths: Sequence[str]) -> list[object]:
+    """What setup.py is told, and finds of CUDA, so far as a look at files tells: no nvcc runs."""
+    variables = [os.environ.get(name) for name in SETUP_VARIABLES]
     wheels = find_wheels(paths)
     nvcc = find_nvcc(os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH"), wheels)
     found: list[object] = [wheels, find_cutlass(None, paths)]
@@ -329,7 +335,7 @@ def extension_key(settings: dict[str, str], paths: Sequence[str]) -> str:
     stamps = [(path, path.stat().st_mtime_ns) for path in sources]
     project = [(ROOT / name).read_bytes() for name in BUILD_FILES]
     cuda = sorted(settings.items()) or os.environ.get("AXONN_CUDA")
-    return digest(stamps, project, CONSTRAINTS.read_text(), cuda, cuda_key(paths))
+    return digest(stamps, project, CONSTRAINTS.read_text(), cuda, setup_key(paths))
 
 
 def build_extension(settings: dict[str, str]) -> None:

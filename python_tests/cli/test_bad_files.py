@@ -304,7 +304,8 @@ def test_an_unknown_variable_is_named_with_the_nearest() -> None:
     with pytest.raises(settings.SettingsError, match=r"did you mean AXONN_TIMEOUT_SECONDS\?"):
         settings.load({"AXONN_TIMEOUT_SECOND": "5"})
     # The build's, and another program's.
-    settings.load({"AXONN_CUDA": "0", "AXONN_CUDA_REASON": "no GPU", "AXONNE": "2"})
+    of_the_build = {"AXONN_CUDA": "0", "AXONN_CUDA_REASON": "no GPU", "AXONN_DEBUG_INFO": "1"}
+    settings.load(of_the_build | {"AXONNE": "2"})
 
 
 def test_doctor_reports_a_bad_variable(

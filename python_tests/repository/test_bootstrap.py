@@ -181,7 +181,7 @@ Key = Callable[..., str]
 @pytest.fixture
 def key(module: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Key:
     """`key(settings)`: extension_key where nothing of CUDA is told, and nothing found."""
-    for name in ("AXONN_CUDA", *module.CUDA_VARIABLES):
+    for name in ("AXONN_CUDA", *module.SETUP_VARIABLES):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
     monkeypatch.setattr(module, "CONSTRAINTS", tmp_path / "constraints.txt")
@@ -199,8 +199,11 @@ def test_a_gpu_that_comes_is_a_reason_to_build_again(key: Key) -> None:
     assert without != key()
 
 
-@pytest.mark.parametrize("name", ["TORCH_CUDA_ARCH_LIST", "CUDA_HOME", "CUDA_PATH", "CUTLASS_HOME"])
-def test_what_setup_py_is_told_of_cuda_is_a_reason_to_build_again(
+@pytest.mark.parametrize(
+    "name",
+    ["TORCH_CUDA_ARCH_LIST", "CUDA_HOME", "CUDA_PATH", "CUTLASS_HOME", "AXONN_DEBUG_INFO"],
+)
+def test_what_setup_py_is_told_is_a_reason_to_build_again(
     key: Key, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     keys = [key()]

@@ -35,6 +35,11 @@ def find_cuda(modules: dict[str, ModuleType]) -> ModuleType:
 
 
 @pytest.fixture(scope="module")
+def build_jobs(modules: dict[str, ModuleType]) -> ModuleType:
+    return modules["build_jobs"]
+
+
+@pytest.fixture(scope="module")
 def architectures(modules: dict[str, ModuleType]) -> ModuleType:
     return modules["architectures"]
 
@@ -276,3 +281,67 @@ def test_cutlass_is_found(setup_py: ModuleType, tmp_path: Path) -> None:
     assert setup_py.find_cutlass(str(include.parent), []) == include
     with pytest.raises(SystemExit, match="CUTLASS_HOME=/nowhere has no include/cutlass"):
         setup_py.find_cutlass("/nowhere", [str(tmp_path)])
+
+
+# --- How many files are compiled at once ----------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("max_jobs", "cores", "gib", "count", "reason"),
+    [
+        # Without CUDA parts memory is no limit.
+        (None, 64, None, 64, "one per core"),
+        ("", 2, None, 2, "one per core"),
+        ("8", 2, None, 8, "MAX_JOBS=8"),
+        # With them each job gets 6 GiB, whether or not MAX_JOBS is set.
+        (None, 4, 24, 4, "one per core"),
+        (None, 4, 23.9, 3, "23.9 GiB of memory are available"),
+        ("4", 64, 24, 4, "MAX_JOBS=4"),
+        ("5", 64, 24, 4, "24.0 GiB of memory are available"),
+        # Memory adds none, and leaves one.
+        ("1", 64, 512, 1, "MAX_JOBS=1"),
+        ("2", 64, 0.5, 1, "0.5 GiB of memory are available"),
+    ],
+)
+def test_jobs_fit_into_memory(
+    build_jobs: ModuleType,
+    max_jobs: str | None,
+    cores: int,
+    gib: float | None,
+    count: int,
+    reason: str,
+) -> None:
+    available = None if gib is None else int(gib * (1 << 30))
+    jobs = build_jobs.choose_jobs(max_jobs, cores=cores, available_bytes=available)
+    assert jobs.count == count
+    assert reason in jobs.reason
+
+
+@pytest.mark.parametrize("max_jobs", ["0", "-1", "two", "1.5", " 2"])
+def test_a_number_of_jobs_that_is_none_is_named(build_jobs: ModuleType, max_jobs: str) -> None:
+    with pytest.raises(SystemExit, match=f"MAX_JOBS must be .* or unset, got {max_jobs!r}"):
+        build_jobs.choose_jobs(max_jobs, cores=2, available_bytes=None)
+
+
+def test_available_memory_is_that_of_meminfo(build_jobs: ModuleType, tmp_path: Path) -> None:
+    meminfo = tmp_path / "meminfo"
+    assert build_jobs.available_memory(meminfo) is None
+    meminfo.write_text("MemTotal:       24684144 kB\n")
+    assert build_jobs.available_memory(meminfo) is None
+    meminfo.write_text(meminfo.read_text() + "MemAvailable:   23070356 kB\nBuffers: 1 kB\n")
+    assert build_jobs.available_memory(meminfo) == 23070356 * 1024
+    if Path("/proc/meminfo").exists():
+        assert build_jobs.available_memory() > 0
+
+
+def test_debug_information_is_compiled_on_request(
+    setup_py: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for request, flag in ((None, "-g0"), ("", "-g0"), ("0", "-g0"), ("1", "-g")):
+        monkeypatch.delenv("AXONN_DEBUG_INFO", raising=False)
+        if request is not None:
+            monkeypatch.setenv("AXONN_DEBUG_INFO", request)
+        assert [f for f in setup_py.cxx_flags([]) if f.startswith("-g")] == [flag]
+    monkeypatch.setenv("AXONN_DEBUG_INFO", "yes")
+    with pytest.raises(SystemExit, match="AXONN_DEBUG_INFO must be 0, 1 or unset, got 'yes'"):
+        setup_py.cxx_flags([])

@@ -1,0 +1,49 @@
+"""How many files setup.py compiles at once."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from find_cuda import BuildError
+
+NVCC_BYTES = 6 << 30  # nvcc takes 5.6 GB for each file of GEMMs (csrc/core/cuda/sm90)
+
+
+@dataclass(frozen=True)
+class Jobs:
+    count: int
+    reason: str
+
+
+def choose_jobs(requested: str | None, *, cores: int, available_bytes: int | None) -> Jobs:
+    """The number of files to compile at once: at least one, and never more than was requested.
+
+    requested        MAX_JOBS; None or empty: one per core
+    available_bytes  the memory of which each job gets NVCC_BYTES; None: memory is no limit
+
+    Raises: BuildError if MAX_JOBS is not a whole number from 1 on.
+    """
+    if requested and not re.fullmatch("0*[1-9][0-9]*", requested):
+        raise BuildError(f"MAX_JOBS must be a whole number from 1 on, or unset, got {requested!r}")
+    wanted = int(requested) if requested else cores
+    reason = f"MAX_JOBS={wanted}" if requested else "one per core"
+    if available_bytes is None:
+        return Jobs(wanted, reason)
+    fitting = max(1, available_bytes // NVCC_BYTES)
+    if fitting >= wanted:
+        return Jobs(wanted, reason)
+    return Jobs(
+        fitting,
+        f"nvcc needs up to {NVCC_BYTES >> 30} GiB for a file, and "
+        f"{available_bytes / (1 << 30):.1f} GiB of memory are available",
+    )
+
+
+def available_memory(meminfo: Path = Path("/proc/meminfo")) -> int | None:
+    """The bytes that programs can still allocate without swapping; None if no file tells."""
+    if not meminfo.exists():
+        return None
+    found = re.search(r"^MemAvailable:\s+(\d+) kB$", meminfo.read_text(), re.MULTILINE)
+    return int(found[1]) * 1024 if found else None
