@@ -18,13 +18,14 @@ import torch
 from torch import Tensor
 
 from axonn_ext import _library
-from axonn_ext.bench.results import write_json
+from axonn_ext.bench.results import content_of
 from axonn_ext.calibrate.measure import HEAD_START_CYCLES, Timing
 from axonn_ext.calibrate.shapes import is_size
 from axonn_ext.calibrate.this_machine import describe_machine
 from axonn_ext.terminal.arguments import whole
 from axonn_ext.terminal.errors import UserError, refuse_extra
 from axonn_ext.terminal.files import check_writable
+from axonn_ext.terminal.rows import RowsFile
 
 LINK = "emulated: pinned host memory over the host's bus, by the copy engine"
 NUM_SHARDS = 4  # one of them is the GPU's own
@@ -254,7 +255,10 @@ def add_parser(benchmarks: argparse._SubParsersAction[Any]) -> None:
     parser.add_argument("--chunks", type=whole(), nargs="+", default=[1, 2, 4, 8], metavar="N",
                         help="(default: 1 2 4 8)")  # fmt: skip
     parser.add_argument(
-        "--json", type=Path, metavar="FILE", help="write machine and rows to a file"
+        "--json",
+        type=Path,
+        metavar="FILE",
+        help="write machine and rows to a file, after each shape",
     )
     parser.set_defaults(run=run)
 
@@ -272,16 +276,15 @@ def run(args: argparse.Namespace, extra: Sequence[str]) -> int:
     if not torch.cuda.is_available():
         raise UserError("link-overlap needs a GPU: torch sees no GPU here")
     rows: list[LinkRow] = []
-    for shape in shapes:
-        found = measure_link(*shape, args.chunks)
-        _show(found)
-        rows += found
-    summary = summarize(rows)
-    for line in summary:
+    machine = describe_machine(threads=torch.get_num_threads(), device="cuda")
+    with RowsFile("--json", args.json) as file:
+        for shape in shapes:
+            found = measure_link(*shape, args.chunks)
+            _show(found)
+            rows += found
+            file.write(content_of(machine, rows, summarize(rows)))
+    for line in summarize(rows):
         print(line.sentence())
-    if args.json is not None:
-        machine = describe_machine(threads=torch.get_num_threads(), device="cuda")
-        write_json(args.json, machine, rows, summary)
     # The matmul of a chunk may add in another order than the whole one, so results may differ by
     # two roundings to bf16.
     return 0 if max(row.max_difference for row in rows) <= MAX_DIFFERENCE else 1
@@ -296,4 +299,4 @@ def _show(rows: Sequence[LinkRow]) -> None:
     for row in rows:
         print(f"{row.algorithm:<10} {row.chunks:>8} {row.gemm_us:>10,.0f} {row.copy_us:>10,.0f} "
               f"{row.sequential_us:>11,.0f} {row.overlapped_us:>14,.0f} {row.link_gbps:>10.1f} "
-              f"{row.overlap_efficiency:>8.0%}")  # fmt: skip
+              f"{row.overlap_efficiency:>8.0%}", flush=True)  # fmt: skip

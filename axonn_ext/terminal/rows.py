@@ -21,16 +21,14 @@ class RowsFile:
     """A JSON file that is written again after each row, and is whole at any time.
 
     It is written under another name and renamed, so what a run that is killed has written stays
-    readable. A pipe, or a file in a folder without write permission, cannot be replaced: it gets
-    the last content when the `with` block ends. If `path` is None, nothing is written.
+    readable. What cannot be replaced (a pipe, a link, a file in a folder without write permission)
+    gets the last content when the `with` block ends. If `path` is None, nothing is written.
 
     `write` raises TrainingError, which names the option, if the file cannot be written.
     """
 
     def __init__(self, option: str, path: Path | None) -> None:
-        self._option = option
-        # A link stays one: the file that it leads to is replaced.
-        self._path = None if path is None else Path(os.path.realpath(path))
+        self._option, self._path = option, path
         self._waiting: str | None = None
 
     def write(self, content: Mapping[str, Any]) -> None:
@@ -38,7 +36,7 @@ class RowsFile:
         if self._path is None:
             return
         text = json.dumps(content, indent=1, allow_nan=False) + "\n"
-        if not _is_replaceable(self._path):
+        if not is_replaceable(self._path):
             self._waiting = text
             return
         part = self._path.with_name(f".{self._path.name}.part")
@@ -63,8 +61,10 @@ class RowsFile:
             write_text(self._option, self._path, self._waiting)
 
 
-def _is_replaceable(path: Path) -> bool:
-    return (path.is_file() or not path.exists()) and os.access(path.parent, os.W_OK)
+def is_replaceable(path: Path) -> bool:
+    """Whether a `RowsFile` writes the file after each row, and not only at the end."""
+    is_file = not path.is_symlink() and (path.is_file() or not path.exists())
+    return is_file and os.access(path.parent, os.W_OK)
 
 
 @dataclass(frozen=True)
