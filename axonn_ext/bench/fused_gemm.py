@@ -176,7 +176,10 @@ def add_parser(benchmarks: argparse._SubParsersAction[Any]) -> None:
     parser.add_argument("--tiles", nargs="+", metavar="TILE",
                         help="time these tiles, named like 128x256, or all")  # fmt: skip
     parser.add_argument(
-        "--json", type=Path, metavar="FILE", help="write machine and rows to a file"
+        "--json",
+        type=Path,
+        metavar="FILE",
+        help="write machine and rows to a file, after each of them",
     )
     parser.set_defaults(run=run)
 

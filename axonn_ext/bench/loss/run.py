@@ -12,7 +12,7 @@ import torch
 from axonn_ext.bench.loss.memory import peak_bytes
 from axonn_ext.bench.loss.results import LossRow
 from axonn_ext.bench.loss.systems import SYSTEMS, TORCH, Batch, bind, worst_error
-from axonn_ext.calibrate.measure import Ranks, Timing, measure, synchronize_with
+from axonn_ext.calibrate.measure import Timing, measure, ranks_of, synchronize_with
 from axonn_ext.calibrate.this_machine import DTYPES
 from axonn_ext.grid import Grid
 
@@ -61,7 +61,7 @@ def run_case(
         **{system: bind(system, scratch, grid) for system in right},
     }
     timings = measure(
-        calls, Ranks(), rounds=rounds, on_round=on_round,
+        calls, ranks_of(case.device), rounds=rounds, on_round=on_round,
         synchronize=synchronize_with(case.device),
     )  # fmt: skip
     return [

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from axonn_ext.bench.ops.cases import TORCH, OpCase, Way
-from axonn_ext.calibrate.measure import Ranks, Timing, measure, synchronize_with
+from axonn_ext.calibrate.measure import Timing, measure, ranks_of, synchronize_with
 
 COPY = "copy"
 
@@ -58,7 +58,11 @@ def run_case(
         **{name: way.call for name, way in case.ways.items() if not problems[name]},
     }
     timings = measure(
-        calls, Ranks(), rounds=rounds, on_round=on_round, synchronize=synchronize_with(device)
+        calls,
+        ranks_of(device),
+        rounds=rounds,
+        on_round=on_round,
+        synchronize=synchronize_with(device),
     )
     copy_gbps = 2 * copied_bytes / timings[COPY].median_us / 1e3
     return [

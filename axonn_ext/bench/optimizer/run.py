@@ -22,7 +22,7 @@ from axonn_ext.bench.optimizer.systems import (
     drawn,
     moved_bytes,
 )
-from axonn_ext.calibrate.measure import Ranks, Timing, measure, synchronize_with
+from axonn_ext.calibrate.measure import Timing, measure, ranks_of, synchronize_with
 
 CHECKED_STEPS = 3
 _INTEGERS = {2: torch.int16, 4: torch.int32}  # of the width of a dtype, in bytes
@@ -40,7 +40,7 @@ def run_case(
     right = right_systems(systems, gradients, case)
     calls = {name: systems[name].step for name in right}
     timings = measure(
-        _passes(case) | calls, Ranks(), rounds=rounds, on_round=on_round,
+        _passes(case) | calls, ranks_of(case.device), rounds=rounds, on_round=on_round,
         synchronize=synchronize_with(case.device),
     )  # fmt: skip
     return [_row(case, name, systems[name], timings, rounds) for name in SYSTEMS]

@@ -18,7 +18,7 @@ from axonn_ext.bench.train.plan import BF16, SINGLE, Plan, SystemSpec
 from axonn_ext.bench.train.results import MemoryUse, Row
 from axonn_ext.bench.train.systems import State, System, build_system, whole_initial_state
 from axonn_ext.calibrate.find_machine import find_machine
-from axonn_ext.calibrate.measure import Ranks, Timing, measure, synchronize_with
+from axonn_ext.calibrate.measure import Ranks, Timing, measure, ranks_of, synchronize_with
 from axonn_ext.train.auto_grid import known_machine_of_gpu
 
 Build = Callable[[SystemSpec, Plan, State | None], System]
@@ -41,11 +41,6 @@ class Tried:
         if self.memory is not None:
             text += f", peak memory {self.memory.peak_bytes / 2**20:,.0f} MiB"
         return f"{self.system.name}: {text}"
-
-
-def ranks_of(device: str) -> Ranks:
-    """Returns all ranks, which exchange times in CPU memory; all ranks must call this."""
-    return Ranks(dist.new_group(backend="gloo") if device == "cuda" else None)
 
 
 def time_systems(
