@@ -175,6 +175,22 @@ def test_a_gpu_is_what_a_driver_finds(
     assert run(AXONN_CUDA="1").endswith(" {}\n")  # who asks is not asked back
 
 
+# --- Which torches are supported ------------------------------------------------------------------
+
+
+def test_all_places_name_the_same_torches(module: ModuleType) -> None:
+    first, end = (".".join(map(str, version)) for version in module.SUPPORTED_TORCH)
+    assert f'"torch>={first},<{end}"' in (ROOT / "pyproject.toml").read_text()
+    torches = load("tools/matrix.py").TORCHES.split()
+    newest = torches[-1]
+    major, minor = map(int, newest.split("."))
+    assert (torches[0], (major, minor + 1)) == (first, module.SUPPORTED_TORCH[1])
+    assert f"has torch {first} to {newest}:" in (ROOT / "README.md").read_text()
+    assert f"# {first} to {newest} are supported" in (ROOT / "CONTRIBUTING.md").read_text()
+
+
+# --- When the extension is built again ------------------------------------------------------------
+
 Key = Callable[..., str]
 
 
