@@ -249,6 +249,7 @@ def test_the_command_ends_with_the_summary(
 ) -> None:
     path = tmp_path / "a.json"
     _, args = plan_of("gemm-ops", "--device", "cpu", "--json", str(path))
+    command._Cases(args).add(ROWS)
     command._report(args, ROWS)
     lines = capsys.readouterr().out.splitlines()
     expected = [comparison.sentence() for comparison in compare(ROWS)]
