@@ -8,7 +8,7 @@ CUTLASS_HOME          CUTLASS, whose headers _cuda_sm90 needs; else the wheel nv
 TORCH_CUDA_ARCH_LIST  what the kernels are compiled for, as in torch (by default 8.0;9.0+PTX)
 MAX_JOBS              how many files are compiled at once, at most (by default one per core); with
                       CUDA parts fewer, where the available memory is less than 6 GiB for each
-AXONN_DEBUG_INFO      1: compile C++ with debug information; it makes _C 100 MB large instead of 3
+AXONN_DEBUG_INFO      1: compile C++ with debug information; _C then takes 100 MB instead of 3
 
 The build prints what it builds, what it leaves out and why (pip shows that with -v); afterwards
 `axonn-ext doctor` tells it.
@@ -87,7 +87,7 @@ CUDA_CORE = tuple(
 def debug_info_flag(request: str | None) -> str:
     """Whether g++ writes debug information, against Python's own flags, which ask for it.
 
-    It makes _C 100 MB large instead of 3, and takes a fifth more time.
+    _C then takes 100 MB instead of 3, and takes a fifth more time.
 
     request  AXONN_DEBUG_INFO
 

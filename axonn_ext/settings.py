@@ -28,7 +28,7 @@ AXONN_FUSED_NCCL_SMS          the SMs of a GPU that algorithm="fused" leaves to 
                               small, ranks wait for each other until the timeout. On sm_90, set
                               NCCL_CGA_CLUSTER_SIZE=0 for these collectives, or any number may be
                               too small. It must be the same on all ranks (default 0: "fused" is
-                              refused across hosts)
+                              refused across hosts). AXONN_FUSED_FREE_SMS are left in addition
 AXONN_FUSED_FREE_SMS          the SMs of a GPU that every GEMM of algorithm="fused" leaves free for
                               kernels that run at the same time, at most half of them. A GEMM that
                               finds some of its SMs occupied can take up to twice its time (default:
@@ -66,7 +66,7 @@ MIN_TIMEOUT_SECONDS, MAX_TIMEOUT_SECONDS = 0.001, 2e6  # c10d counts millisecond
 MIN_SYMMETRIC_MEMORY_BYTES = 1 << 20
 MAX_SYMMETRIC_MEMORY_BYTES = 1 << 46  # half of the address space that a process has
 MIN_FUSED_NCCL_SMS = 8  # NcclChunks::kMostCtas
-MAX_FUSED_NCCL_SMS = 1024  # more than any GPU has
+MAX_SMS = 1024  # more than any GPU has
 MIN_LINK_GBPS, MAX_LINK_GBPS = 1e-6, 1e6
 MAX_WORLD_SIZE = 1 << 24
 PRODUCT_KERNELS = ("cublaslt", "triton", "fused_sm90")
@@ -263,16 +263,16 @@ def _bytes(text: str) -> int:
 
 def _sms(text: str) -> int:
     expected = f"be 0 or a whole number from {MIN_FUSED_NCCL_SMS} on"
-    value = _number(text, expected, least=0, most=MAX_FUSED_NCCL_SMS)
+    value = _number(text, expected, least=0, most=MAX_SMS)
     if not value.is_integer() or 0 < value < MIN_FUSED_NCCL_SMS:
         raise _expected(expected, text)
     return int(value)
 
 
 def _free_sms(text: str) -> int:
-    expected = "be a whole number, 0 or more"
-    value = _number(text, expected, least=0, most=MAX_FUSED_NCCL_SMS)
-    if not value.is_integer():
+    expected = f"be a whole number from 0 to {MAX_SMS}"
+    value = _number(text, expected, least=0, most=math.inf)
+    if value > MAX_SMS or not value.is_integer():
         raise _expected(expected, text)
     return int(value)
 

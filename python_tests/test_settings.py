@@ -71,8 +71,9 @@ def test_cache_directory(environment: dict[str, str], directory: str):
         ("AXONN_DEBUG_COLLECTIVES", "yes", "0 or 1, got 'yes'"),
         ("AXONN_FUSED_NCCL_SMS", "4", "0 or a whole number from 8 on, got 4"),
         ("AXONN_FUSED_NCCL_SMS", "8.5", "got 8.5"),
-        ("AXONN_FUSED_FREE_SMS", "-1", "a whole number, 0 or more, got -1"),
+        ("AXONN_FUSED_FREE_SMS", "-1", "a whole number from 0 to 1024, got -1"),
         ("AXONN_FUSED_FREE_SMS", "1.5", "got 1.5"),
+        ("AXONN_FUSED_FREE_SMS", "2000", "from 0 to 1024, got 2000"),
         ("AXONN_PRODUCT_KERNELS", "cublaslt,cublas", "got 'cublas'"),
     ],
 )

@@ -41,9 +41,24 @@ def choose_jobs(requested: str | None, *, cores: int, available_bytes: int | Non
     )
 
 
-def available_memory(meminfo: Path = Path("/proc/meminfo")) -> int | None:
-    """The bytes that programs can still allocate without swapping; None if no file tells."""
+def available_memory(
+    meminfo: Path = Path("/proc/meminfo"), cgroup: Path = Path("/sys/fs/cgroup")
+) -> int | None:
+    """The bytes that programs can still allocate without swapping; None if no file tells.
+
+    In a container, /proc/meminfo shows the host's memory, and the limit is that of its cgroup
+    (version 2).
+    """
     if not meminfo.exists():
         return None
     found = re.search(r"^MemAvailable:\s+(\d+) kB$", meminfo.read_text(), re.MULTILINE)
-    return int(found[1]) * 1024 if found else None
+    if found is None:
+        return None
+    free = int(found[1]) * 1024
+    limit = cgroup / "memory.max"
+    if not limit.exists() or (most := limit.read_text().strip()) == "max":
+        return free
+    used = int((cgroup / "memory.current").read_text())
+    cache = re.search(r"^inactive_file (\d+)$", (cgroup / "memory.stat").read_text(), re.MULTILINE)
+    used -= int(cache[1]) if cache else 0  # which the kernel drops when programs need memory
+    return min(free, max(int(most) - used, 0))

@@ -2,9 +2,9 @@
 
     gpu_probe.py FILE
 
-In a process of its own, which a driver that hangs or a module that crashes ends alone. `problem`
-says why there is nothing to run here, `extension` why the compiled modules cannot be used; both
-are empty if all is well. Exit status: 0 there is a GPU, 2 there is none.
+It runs as a separate process, so a hanging driver or a crashing module takes nothing else down.
+`problem` says why there is nothing to run here, `extension` why the compiled modules cannot be
+used; both are empty if all is well. Exit status: 0 there is a GPU, 2 there is none.
 """
 
 from __future__ import annotations
@@ -90,7 +90,9 @@ def main(path: Path) -> int:
         return 2
     write(path, {**found, "extension": "loading it did not end, or ended the process"})
     found["extension"] = why_no_extension(found["architectures"])
-    write(path, {**found, "fused": not found["extension"] and has_fused()})
+    if not found["extension"]:
+        found["fused"] = has_fused()
+    write(path, found)
     for command in SURROUNDINGS:
         print("$", command, flush=True)
         subprocess.run(command, shell=True, check=False)

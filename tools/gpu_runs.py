@@ -40,11 +40,12 @@ class Run:
     def has_ended(self) -> bool:
         """Whether the command has ended, which it must when its time is up."""
         now = time.monotonic()
-        if self.process.poll() is not None or now >= self._asked_at + GRACE_SECONDS:
+        killed = self.time_was_up and now >= self._asked_at + GRACE_SECONDS
+        if killed or self.process.poll() is not None:
             self.end()
             return True
         if now >= self._asked_at and not self.time_was_up:
-            self.ask_to_end()
+            self.ask_to_end()  # before it is killed, also if this look came late
         return False
 
     def ask_to_end(self) -> None:

@@ -17,8 +17,8 @@ class BusySms:
     """The SMs that the collectives of an orchestrator's lanes take while they may be running.
 
     A lane runs one collective at a time. It counts as running from the start of a collective until
-    the GPU has passed the last one, or until the current stream waits for it. Fused ops that are
-    called meanwhile leave so many SMs free (AXONN_FUSED_FREE_SMS).
+    the GPU has passed the last one, or until the current stream waits for it. Fused ops called in
+    the meantime leave that number of SMs free (AXONN_FUSED_FREE_SMS).
 
     sms: what one collective takes.
     """

@@ -46,6 +46,9 @@ class RowsFile:
                 if self._path.exists():
                     shutil.copymode(self._path, part)
                 part.replace(self._path)
+            except PermissionError:  # another user's file, in a folder such as /tmp
+                part.unlink(missing_ok=True)
+                self._waiting = text
             except BaseException:
                 part.unlink(missing_ok=True)
                 raise

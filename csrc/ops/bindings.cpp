@@ -119,7 +119,7 @@ PYBIND11_MODULE(_C, m) {
       pybind11::arg("axonn_ext"), pybind11::arg("emulated_links"),
       pybind11::arg("debug_collectives"));
   m.def("add_busy_sms", &axonn::ops::add_busy_sms, pybind11::arg("device"), pybind11::arg("sms"),
-        "Notes that collectives beside a GPU's current stream take SMs, or no longer do.");
+        "Adds to the number of SMs that collectives use on a GPU; negative when they have ended.");
   m.def("free_sms_on", &axonn::ops::free_sms_on, pybind11::arg("device"),
         "The SMs that fused GEMMs leave free on a GPU now.");
   m.def(

@@ -44,7 +44,7 @@ def test_python_of_the_pages_runs_on_two_ranks(tmp_path: Path, block: int):
     script = tmp_path / "example.py"
     script.write_text(BLOCKS[block])
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
-    command += ["--master-port", "0", "--standalone", str(script)]
+    command += ["--master-port", "0", "--standalone", "--local-addr=127.0.0.1", str(script)]
     run = subprocess.run(
         command, capture_output=True, text=True, timeout=HANG_SECONDS, cwd=tmp_path
     )

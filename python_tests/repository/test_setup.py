@@ -323,13 +323,28 @@ def test_a_number_of_jobs_that_is_none_is_named(build_jobs: ModuleType, max_jobs
         build_jobs.choose_jobs(max_jobs, cores=2, available_bytes=None)
 
 
-def test_available_memory_is_that_of_meminfo(build_jobs: ModuleType, tmp_path: Path) -> None:
-    meminfo = tmp_path / "meminfo"
-    assert build_jobs.available_memory(meminfo) is None
-    meminfo.write_text("MemTotal:       24684144 kB\n")
-    assert build_jobs.available_memory(meminfo) is None
-    meminfo.write_text(meminfo.read_text() + "MemAvailable:   23070356 kB\nBuffers: 1 kB\n")
-    assert build_jobs.available_memory(meminfo) == 23070356 * 1024
+def test_available_memory_is_that_of_meminfo_and_of_the_container(
+    build_jobs: ModuleType, tmp_path: Path
+) -> None:
+    meminfo, cgroup = tmp_path / "meminfo", tmp_path / "cgroup"
+
+    def found() -> int | None:
+        return build_jobs.available_memory(meminfo, cgroup)
+
+    assert found() is None
+    meminfo.write_text("MemTotal:       24684200 kB\n")
+    assert found() is None
+    meminfo.write_text("MemTotal:       24684200 kB\nMemAvailable:   23070356 kB\n")
+    assert found() == 23070356 * 1024
+    cgroup.mkdir()
+    (cgroup / "memory.max").write_text("max\n")
+    assert found() == 23070356 * 1024
+    (cgroup / "memory.max").write_text("8000000000\n")
+    (cgroup / "memory.current").write_text("3000000000\n")
+    (cgroup / "memory.stat").write_text("anon 1\ninactive_file 1000000000\n")
+    assert found() == 6_000_000_000
+    (cgroup / "memory.current").write_text("9500000000\n")
+    assert found() == 0
     if Path("/proc/meminfo").exists():
         assert build_jobs.available_memory() > 0
 

@@ -44,7 +44,13 @@ class Finished:
 
 def torchrun(num_processes: int) -> tuple[str, ...]:
     """The start of a torchrun command, on a port of its own."""
-    launcher = (sys.executable, "-m", "torch.distributed.run", "--standalone")
+    launcher = (
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--local-addr=127.0.0.1",
+    )
     return (*launcher, f"--nproc-per-node={num_processes}", "-m", "axonn_ext")
 
 

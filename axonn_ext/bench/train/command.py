@@ -60,7 +60,8 @@ def run(args: argparse.Namespace, extra: Sequence[str]) -> int:
         here = here or Process()
         run_folder(args.worker, here, dots(console, here), _teller(console, here))
         leave(0)
-    check_outputs(args)
+    if here is None or here.rank == 0:
+        check_outputs(args)
     plans = make_plans(args, here)
     machine = describe_machine(threads=1, device=args.device)
     with RowsFile("--json", args.json) as file:
@@ -122,7 +123,9 @@ def make_plans(args: argparse.Namespace, here: Process | None = None) -> list[Pl
         # All systems are there at once. With ddp, every rank has the whole model.
         copies = sum(count if spec.kind == "ddp" else 1 for spec in plan.systems)
         num_bytes = copies * plan.workload.model.num_parameters() * BYTES_OF_A_PARAMETER
-        problem = memory_problem(f"{copies} models of this size", num_bytes, args.device)
+        problem = memory_problem(
+            f"training {copies} copies of the model at once", num_bytes, args.device
+        )
         problems += [problem] if problem else []
         problems += [f"{count} ranks, {problem}" for problem in plan.problems()]
     if problems:

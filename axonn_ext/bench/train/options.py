@@ -94,7 +94,7 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> argparse.ArgumentPa
 
 
 def _add_parallel_options(parser: argparse.ArgumentParser) -> None:
-    """Adds the options of our system; --keep-weights holds for fsdp2, too."""
+    """Adds the options of our system; --no-reshard-after-forward also applies to fsdp2."""
     group = parser.add_argument_group("how ours runs")
     group.add_argument("--layout", default="sharded", metavar="NAME", help="sharded or replicated")
     group.add_argument("--algorithm", default="auto", metavar="NAME", help="of the fused ops")

@@ -79,8 +79,8 @@ struct GemmProblem {
 struct Residency {
   int64_t ranks_per_device = 1;  // virtual ranks, each with its own share of the SMs
   int64_t producer_ctas = 0;     // per rank; 0: the copy engine, which needs none
-  // That kernels of others should find free: CTAs for which there is no SM start only when those
-  // have ended, and a persistent grid then takes up to twice its time. At most half is left.
+  // SMs to leave free for other kernels, at most half of the share. CTAs without an SM start only
+  // when such a kernel ends, and a persistent grid then takes up to twice its time.
   int64_t free_sms = 0;
   Link link = kNvlink;  // by which they bring and fetch rows
 };

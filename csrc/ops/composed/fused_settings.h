@@ -1,4 +1,4 @@
-// What the fused ops on CUDA are told besides their arguments.
+// Process-wide settings of the fused ops on CUDA, and the SMs that collectives use.
 #pragma once
 
 #include <c10/core/Device.h>
@@ -17,11 +17,11 @@ struct FusedSettings {
 };
 void configure_fused_on_cuda(const FusedSettings& settings);
 
-// Notes that collectives which run beside the current stream of a device have begun to take so many
-// SMs, or have ended (a negative number). It may be called on any thread.
+// Adds to the SMs that collectives use while the device's current stream runs; negative when they
+// have ended. Thread-safe.
 void add_busy_sms(c10::DeviceIndex device, int64_t sms);
 
-// What holds for calls on a device from now on.
+// The current settings, and the SMs to leave free on a device.
 FusedSettings fused_settings();
 int64_t free_sms_on(c10::DeviceIndex device);
 

@@ -76,7 +76,7 @@ class Registry {
     const std::lock_guard lock(mutex_);
     for (auto& [key, entry] : entries_) {
       const c10::cuda::CUDAGuard guard(key.second);
-      const bool is_destroyed = entry.owner.lock() == nullptr;
+      const bool is_destroyed = !is_registered(key.first, entry);
       if (entry.symmetric != nullptr) {
         if (!is_destroyed) {
           entry.symmetric->release();
@@ -106,6 +106,18 @@ class Registry {
     std::unique_ptr<SymmetricWorkspace> symmetric;
     std::map<int64_t, std::unique_ptr<NcclWorkspace>> nccl;  // by the SMs left to NCCL
   };
+
+  // c10d may have destroyed the group, or given its name to another one, while objects of Python
+  // still hold it.
+  static bool is_registered(const std::string& name, const Entry& entry) {
+    const auto owner = entry.owner.lock();
+    if (owner == nullptr) return false;
+    try {
+      return c10d::resolve_process_group(name) == owner;
+    } catch (const c10::Error&) {
+      return false;
+    }
+  }
 
   static bool takes_nccl(const char* op, const CallGroup& call, const c10d::ProcessGroup& group,
                          Entry& entry) {

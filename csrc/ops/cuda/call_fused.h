@@ -23,7 +23,7 @@ struct CallGroup {
   // ranks are on several hosts and nccl_sms is not 0.
   const std::string& transport;
   int64_t nccl_sms;     // that a GEMM leaves to NCCL; the same on all ranks
-  int64_t free_sms;     // that it leaves to kernels of others, at most half of what there is
+  int64_t free_sms;     // left free for other kernels, at most half
   bool graphs_in_turn;  // whether CUDA graphs run their branches one after the other
 };
 

@@ -61,9 +61,9 @@ class FailureWatch {
          << failure.expected << ", which had come as far as call " << failure.seen
          << "). Its CUDA context is lost; ";
     if (failure.own_rows_stay) {
-      text << "its own rows have not left either, so CUDA runs the branches of the graph that "
-              "replays the call one after the other. Capture the graph with "
-              "CUDA_DEVICE_MAX_CONNECTIONS=1 set, and rows leave before the product begins.\n";
+      text << "this rank's own rows have not left either, so CUDA runs the graph's branches one "
+              "after the other. Start the job with CUDA_DEVICE_MAX_CONNECTIONS=1: rows then leave "
+              "before the product begins.\n";
     } else {
       text << "see what happened to that rank.\n";
     }

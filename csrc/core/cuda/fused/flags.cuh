@@ -98,8 +98,8 @@ __device__ inline void await_flag(const uint32_t* flag, uint32_t target, const S
   fail_wait(limit, what, target, seen, false);
 }
 
-// Does the same for rows that arrive while this rank's own rows leave. A first slice of the time is
-// over as soon as those should have left.
+// Does the same for rows that arrive while this rank's own rows leave. It first waits own_rows_ns,
+// by when those must have left, and then the whole budget.
 __device__ inline void await_rows(const uint32_t* flag, uint32_t target, const SpinLimit& limit,
                                   Awaited what) {
   uint32_t seen = load_acquire(flag);

@@ -26,8 +26,8 @@ struct SpinLimit {
   SpinFailure* failure;  // pinned host memory
   int32_t rank;          // this rank, for the message
   // This rank's flag that its own rows have left, if nothing but the order of a graph's branches
-  // can hold them up: copies to peers take milliseconds. If they have not left after own_rows_ns,
-  // they come behind the kernel that waits, which then gives up.
+  // can hold them up: copies to peers take milliseconds (a guess). If they have not left after
+  // own_rows_ns, they come behind the kernel that waits, which then gives up.
   const uint32_t* own_rows_left = nullptr;
   uint64_t own_rows_ns = 10'000'000'000;
 };

@@ -213,8 +213,8 @@ void all_reduce_in_switch(const Peers& peers, const GemmBackend& backend,
   gemm = announced_in_parts(gemm, peers, parts, layout);
   require_supported(backend, gemm);
   Call call(peers, 0, streams.compute);
-  std::optional<Delivery> delivery;  // of what comes behind the GEMM, or runs beside it
-  if (streams.branches != Branches::kInTurn) delivery.emplace(streams);
+  std::optional<Delivery> delivery;  // the switch's sum: after the GEMM in a graph, else next to it
+  if (streams.branches == Branches::kSideBySide) delivery.emplace(streams);
   AXONN_CUDA_CHECK(backend.launch(gemm, beside_switch_sum(config), streams.compute));
   if (!delivery) delivery.emplace(streams);
   AXONN_CUDA_CHECK(backend.sum_in_switch(peers, sum, streams.copy));

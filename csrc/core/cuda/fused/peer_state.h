@@ -30,8 +30,8 @@ inline void set_own_pad(Peers& peers, void* pad) {
 // holds the epochs that the copy engine pushes.
 class PinnedState {
  public:
-  // How many memories a workspace can have that graphs use. Each is larger than the one before, by
-  // steps that get there from a page in 192 (workspace_size.h).
+  // The most memories of a workspace that graphs can use. Growth alone makes at most 192
+  // (workspace_size.h), but a workspace that was released starts small again.
   static constexpr int kMostMemories = 256;
 
   PinnedState() {

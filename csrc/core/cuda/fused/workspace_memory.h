@@ -2,6 +2,8 @@
 #pragma once
 
 #include <cstdint>
+#include <stdexcept>
+#include <string>
 
 #include "core/cuda/fused/call_order.h"
 #include "core/cuda/fused/peer_state.h"
@@ -39,6 +41,10 @@ class WorkspaceMemory {
   void grow(int64_t bytes, const CallOrder& order, const PinnedState& pinned, Peers& peers,
             Grow&& renew) {
     order.synchronize();
+    if (captured_ && kept_ + 1 == PinnedState::kMostMemories) {
+      throw std::runtime_error("CUDA graphs use " + std::to_string(kept_ + 1) +
+                               " memories of this workspace; no more can be kept for them");
+    }
     const int64_t size = memory_bytes(bytes, kFrontBytes, page_bytes_);
     renew(size, captured_);
     if (captured_) ++kept_;

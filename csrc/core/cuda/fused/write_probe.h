@@ -1,4 +1,4 @@
-// Finds out into whose pads a stream's queue can write flags.
+// Probes which peers' pads a stream's queue can write.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -14,8 +14,8 @@ namespace axonn::kernels::cuda {
 // that (NVIDIA/nccl#2052), so there nothing is tried. All pads must be mapped by then.
 void write_probes(const Peers& peers, cudaStream_t stream);
 
-// Returns a bit for each rank whose word is in this rank's pad. It is to be called once all ranks
-// have returned from write_probes; rank r may then write flags at this rank if bit r is set.
+// Returns a bit for each rank whose word is in this rank's pad. Call it after all ranks have
+// returned from write_probes; rank r may then write flags at this rank if bit r is set.
 uint32_t arrived_probes(const Peers& peers, cudaStream_t stream);
 
 }  // namespace axonn::kernels::cuda
