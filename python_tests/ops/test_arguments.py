@@ -259,8 +259,9 @@ assert y.sum().item() == 16.0
 def test_auto_says_once_that_memory_cannot_be_shared(tmp_path) -> None:
     script = tmp_path / "apart.py"
     script.write_text(APART)
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
-    done = subprocess.run([*command, "--standalone", "--local-addr=127.0.0.1", str(script)], capture_output=True, text=True,
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2",
+               "--standalone", "--local-addr=127.0.0.1"]  # fmt: skip
+    done = subprocess.run([*command, str(script)], capture_output=True, text=True,
                           timeout=HANG_SECONDS)  # fmt: skip
     assert done.returncode == 0, done.stderr
     said = [line for line in done.stderr.splitlines() if "share no memory" in line]

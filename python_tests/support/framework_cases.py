@@ -124,7 +124,8 @@ def elements_held(x: int, y: int = 1, z: int = 1, data: int = 1) -> int:
 def start_script(name: str, num_processes: int, out: Path, *options: str) -> Finished:
     """Runs a script under torchrun, or (num_processes=0) as a plain command."""
     launcher = [
-        "-m", "torch.distributed.run", "--standalone", "--local-addr=127.0.0.1", f"--nproc-per-node={num_processes}"
+        "-m", "torch.distributed.run", "--standalone", "--local-addr=127.0.0.1",
+        f"--nproc-per-node={num_processes}",
     ]  # fmt: skip
     script = [str(SUPPORT / name), f"--out={out}", *options]
     command = [sys.executable, *(launcher if num_processes else []), *script]
