@@ -88,7 +88,7 @@ triton-check: build  ## run the Triton kernels in the interpreter, compile them 
 	$(VENV)/bin/python -m pytest -m "triton and not gpu" --durations=5
 	$(VENV)/bin/python tools/triton_check.py
 
-matrix: python  ## build and test with several Pythons and torches (PYTHONS=... TORCHES="2.11 2.14")
+matrix: python  ## build and test with several Pythons and torches (PYTHONS=... TORCHES="2.11 2.15")
 	@$(PYTHON) tools/matrix.py
 
 lint: lint-tools  ## check style and types

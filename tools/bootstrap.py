@@ -58,7 +58,7 @@ BUILD_PROGRESS = r"(\[\d+/\d+\]).*/(csrc/\S+\.(?:cpp|cu)) |(axonn_ext: .*)"
 # Prints the version that an index knows, which may differ from torch.__version__ by a local part:
 # PyPI's 2.13.0 calls itself 2.13.0+cu130 there.
 TORCH_VERSION = "import torch; from importlib.metadata import version; print(version('torch'))"
-SUPPORTED_TORCH = ((2, 11), (2, 15))  # from, below; pyproject.toml says the same
+SUPPORTED_TORCH = ((2, 11), (2, 16))  # from, below; pyproject.toml says the same
 
 
 class SetupError(Exception):

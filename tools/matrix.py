@@ -1,6 +1,6 @@
 """Builds and tests the package with several Pythons and torches; `make matrix` runs it.
 
-    make matrix PYTHONS="python3.11 /opt/python/bin/python3.13" TORCHES="2.11 2.14"
+    make matrix PYTHONS="python3.11 /opt/python/bin/python3.13" TORCHES="2.11 2.15"
 
 By default all supported ones. Each combination has a copy of this checkout in build/matrix, with a
 .venv that is made as `make build` makes it, and with the CUDA parts left out; it is removed at the
@@ -28,7 +28,7 @@ from bootstrap import ROOT
 
 COPY = ROOT / "build" / "matrix"
 PYTHONS = "python3.11 python3.12 python3.13"
-TORCHES = "2.11 2.12 2.13 2.14"
+TORCHES = "2.11 2.12 2.13 2.14 2.15"
 TESTS = tuple(
     f"python_tests/{name}.py"
     for name in ("ops/test_ops", "models/test_models", "ops/test_compile", "train/test_train")

@@ -83,7 +83,7 @@ class Collective:
 def gather_rows(shard: Tensor, axis: AxisGroup) -> Tensor:
     """Issues the gather of "sequential"; see csrc/ops/composed/c10d_collectives.cpp."""
     output = shard.new_empty(axis.size * shard.shape[0], *shard.shape[1:])
-    axis.process_group._allgather_base(output, shard).wait()  # the name in torch 2.11 to 2.14
+    axis.process_group._allgather_base(output, shard).wait()  # the name in torch 2.11 to 2.15
     return output
 
 

@@ -1,9 +1,9 @@
 """The baseline for a matmul with a collective: torch's symmetric memory, which needs GPUs.
 
-torch.ops.symm_mem has the same signatures in torch 2.11 to 2.14, and groups need not be enabled.
+torch.ops.symm_mem has the same signatures in torch 2.11 to 2.15, and groups need not be enabled.
 
 Source: torch/distributed/_symmetric_memory/__init__.py and
-torch/csrc/distributed/c10d/symm_mem/SymmetricMemory.cpp of torch 2.11.0 and 2.14.1.
+torch/csrc/distributed/c10d/symm_mem/SymmetricMemory.cpp of torch 2.11.0 and 2.15.0.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ PYPROJECT = """
 [build-system]
 requires = []
 [project]
-dependencies = ["torch>=2.11,<2.15", "beside"]
+dependencies = ["torch>=2.11,<2.16", "beside"]
 [project.optional-dependencies]
 test = []
 """

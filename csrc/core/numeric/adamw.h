@@ -1,7 +1,7 @@
 // AdamW's update of a run of elements, in one pass over memory: gradients and weights in their own
 // dtype, masters and moments in float (double for float64). The operations, and their order, are
 // those of torch's fused AdamW for CPUs (aten/src/ATen/native/cpu/FusedAdamKernel.cpp of torch 2.11
-// to 2.14), so that the bits are the same: tests compare them. NaN is NaN, of whatever bits.
+// to 2.15), so that the bits are the same: tests compare them. NaN is NaN, of whatever bits.
 #pragma once
 
 #include <cstdint>
