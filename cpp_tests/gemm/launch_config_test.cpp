@@ -230,6 +230,7 @@ TEST(LaunchConfig, TheGridLeavesSmsToOthers) {
   // At most half of what there is, so that a GEMM runs on any device and with any setting.
   EXPECT_EQ(max_ctas(config, {.free_sms = 1000}, kSm90), 66);
   EXPECT_EQ(max_ctas(config, {.ranks_per_device = 4, .free_sms = 1000}, kSm90), 16);
+  EXPECT_EQ(max_ctas(config, {.producer_ctas = 8, .free_sms = 1000}, kSm90), 62);
   const auto best = best_config(kLarge, {.free_sms = 24}, kSm90);
   ASSERT_TRUE(best);
   EXPECT_LE(best->num_ctas, 108);
