@@ -32,7 +32,6 @@ def test_ops(tmp_path: Path) -> None:
     done = run(
         [*AXONN, "bench", "ops", "--device", "cuda", "--elements", "40000", "--slots", "3",
          "--rows", "8", "--vocab", "500", "--rounds", "1", "--json", str(path)],
-        timeout_s=600,
     )  # fmt: skip
     assert done.status == 0, done.output
     rows = json.loads(path.read_text())["rows"]
@@ -49,7 +48,6 @@ def test_training_on_one_gpu(tmp_path: Path, dtype: str) -> None:
         [*AXONN, "bench", "train", "--device", "cuda", "--nproc", "1", "--hidden", "64", "--layers",
          "2", "--heads", "4", "--sequence", "16", "--batch", "4", "--vocabulary", "64", "--rounds",
          "1", "--dtype", dtype, "--baseline", "ddp", "--baseline", "fsdp2", "--json", str(path)],
-        timeout_s=800,
     )  # fmt: skip
     assert done.status == 0, done.output
     rows = rows_from_values(json.loads(path.read_text())["rows"])
