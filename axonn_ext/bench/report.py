@@ -24,18 +24,11 @@ LEGEND = (
 )
 
 
-def print_rows(console: Console, rows: Sequence[Row], *, cores: int = 0, gpus: int = 0) -> None:
-    """Prints a table for each op, grid and shape, notes about it, and the legend.
+def print_group(console: Console, group: Sequence[Row], *, cores: int = 0, gpus: int = 0) -> None:
+    """Prints the table of an op, grid and shape, and notes about it.
 
     cores, gpus: how many the ranks had of the kind on which they ran; 0 for the other kind.
     """
-    for group in grouped(rows):
-        print_group(console, group, cores=cores, gpus=gpus)
-    print_legend(console, rows)
-
-
-def print_group(console: Console, group: Sequence[Row], *, cores: int = 0, gpus: int = 0) -> None:
-    """Prints the table of an op, grid and shape, and notes about it."""
     print_table(console, _table(group))
     console.print(Group(*_notes(group, cores=cores, gpus=gpus), Text("")))
 

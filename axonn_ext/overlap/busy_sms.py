@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -24,14 +25,15 @@ class BusySms:
     """
 
     def __init__(self, device: torch.device, *, sms: int) -> None:
-        self._device, self._sms = device.index or 0, sms
+        self._sms = sms
+        self._add = partial(_C.add_busy_sms, device.index or 0)  # at the interpreter's end, too
         self._lanes: dict[str, deque[_Running]] = {}
 
     def started(self, axis: str, done: torch.Event, *, is_captured: bool) -> None:
         """Notes that the axis's lane has a collective that ends at the event."""
         running = self._lanes.setdefault(axis, deque())
         if not running:
-            _C.add_busy_sms(self._device, self._sms)
+            self._add(self._sms)
         running.append(_Running(done, is_captured))
 
     def awaited(self, axis: str, done: torch.Event) -> None:
@@ -54,12 +56,12 @@ class BusySms:
 
     def _released(self, running: deque[_Running]) -> None:
         if not running:
-            _C.add_busy_sms(self._device, -self._sms)
+            self._add(-self._sms)
 
     def __del__(self) -> None:
         for running in self._lanes.values():
             if running:
-                _C.add_busy_sms(self._device, -self._sms)
+                self._add(-self._sms)
 
 
 class _Running(NamedTuple):

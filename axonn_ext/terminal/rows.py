@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import stat
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,8 +22,9 @@ class RowsFile:
     """A JSON file that is written again after each row, and is whole at any time.
 
     It is written under another name and renamed, so what a run that is killed has written stays
-    readable. What cannot be replaced (a pipe, a link, a file in a folder without write permission)
-    gets the last content when the `with` block ends. If `path` is None, nothing is written.
+    readable. What cannot be replaced (a pipe, a link, a file in a folder without write permission,
+    another user's file in /tmp) gets the last content when the `with` block ends. If `path` is
+    None, nothing is written.
 
     `write` raises TrainingError, which names the option, if the file cannot be written.
     """
@@ -46,9 +48,6 @@ class RowsFile:
                 if self._path.exists():
                     shutil.copymode(self._path, part)
                 part.replace(self._path)
-            except PermissionError:  # another user's file, in a folder such as /tmp
-                part.unlink(missing_ok=True)
-                self._waiting = text
             except BaseException:
                 part.unlink(missing_ok=True)
                 raise
@@ -67,7 +66,16 @@ class RowsFile:
 def is_replaceable(path: Path) -> bool:
     """Whether a `RowsFile` writes the file after each row, and not only at the end."""
     is_file = not path.is_symlink() and (path.is_file() or not path.exists())
-    return is_file and os.access(path.parent, os.W_OK)
+    return is_file and os.access(path.parent, os.W_OK) and not _is_protected(path)
+
+
+def _is_protected(path: Path) -> bool:
+    """Whether the file is another user's in a sticky folder, such as /tmp, so cannot be renamed."""
+    if not path.exists():
+        return False
+    folder = path.parent.stat()
+    may_rename = (0, folder.st_uid, path.stat().st_uid)
+    return bool(folder.st_mode & stat.S_ISVTX) and os.geteuid() not in may_rename
 
 
 @dataclass(frozen=True)

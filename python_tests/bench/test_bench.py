@@ -22,7 +22,7 @@ from axonn_ext import GridShape
 from axonn_ext.bench.case import Case, Spec
 from axonn_ext.bench.plot import plot_rows
 from axonn_ext.bench.reference import Expected, Outputs, Whole, expected_product, judge, round_off
-from axonn_ext.bench.report import print_rows
+from axonn_ext.bench.report import print_group
 from axonn_ext.bench.results import Ratios, Row, read_rows, write_json
 from axonn_ext.bench.run import NUM_WARM_UP_CALLS, run_case
 from axonn_ext.bench.worker import build_case
@@ -160,7 +160,7 @@ def test_a_wrong_result_shows(tmp_path: Path) -> None:
         right, algorithm="fused", correct=False, rel_error=1e-3, worst_output="dx", **nothing
     )
     out = io.StringIO()
-    print_rows(Console(file=out, width=100), [right, wrong], cores=1)
+    print_group(Console(file=out, width=100), [right, wrong], cores=1)
     text = out.getvalue()
     assert re.search(r"fused +wrong result( +-)+ +1.0e-03", text)
     assert "fused is wrong and gets no time: the relative error of dx is 1.0e-03" in text

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import tempfile
 import threading
 from pathlib import Path
 
@@ -105,3 +106,19 @@ def test_a_table_is_printed_row_by_row():
     assert out.getvalue().endswith("\nsum     12.25  as wide as it is\n")
     with pytest.raises(ValueError, match="zip"):
         table.add(["one cell"])
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root becomes another user")
+def test_another_users_file_in_a_sticky_folder_is_not_replaced():
+    with tempfile.TemporaryDirectory() as name:
+        folder, path = Path(name), Path(name) / "rows.json"
+        path.touch(mode=0o666)
+        for mode, replaceable in ((0o777, True), (0o1777, False)):
+            folder.chmod(mode)
+            assert is_replaceable(path)  # by root
+            os.seteuid(65534)
+            try:
+                assert is_replaceable(path) is replaceable
+                assert is_replaceable(folder / "new.json")
+            finally:
+                os.seteuid(0)
