@@ -150,8 +150,8 @@ def why_not(stage: Stage, machine: Json, request: Request) -> str:
 def share_of(budget: float, stages: Sequence[Stage]) -> float:
     """What these stages' seconds are multiplied by.
 
-    Most stages end before their time is up, so that all of them have more than the budget. Few
-    stages share the whole budget.
+    Most stages end early, so their shares add up to more than the budget. Few stages share the
+    whole budget.
     """
     return budget / min(sum(stage.seconds for stage in stages), BUDGET_SECONDS)
 

@@ -47,7 +47,7 @@ class Tests:
 
 
 def some(of: Iterable[str]) -> str:
-    """The first few of the names, and how many there are besides."""
+    """The first few of the names, and how many more there are."""
     names = list(of)
     more = len(names) - MOST_NAMES
     return ", ".join(names[:MOST_NAMES]) + (f" and {more} more" if more > 0 else "")
@@ -60,7 +60,7 @@ def count_tests(path: Path, began_at: int = 0) -> Tests:
     reached = {row["test"] for row in rows if "test" in row}
     new = [row for row in read_lines(path, began_at) if "outcome" in row]
     counts = Counter(row["outcome"] for row in new)
-    failed = [row.get("test") or row["beside"] for row in new if row["outcome"] == "failed"]
+    failed = [row.get("test") or row["outside"] for row in new if row["outcome"] == "failed"]
     left = None if collected is None else max(collected - len(reached), 0)
     return Tests(counts["passed"], failed, counts["skipped"], left)
 

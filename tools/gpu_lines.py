@@ -1,7 +1,8 @@
 """The results of tests marked gpu, a line of JSON each, as gpu_tests_plugin.py writes them.
 
 A line has `test`, its `outcome` (passed, failed, skipped), its `seconds` and the `reason`. The
-first line has the number of tests, as `collected`; a failure of no test has `beside` for `test`.
+first line has the number of tests, as `collected`; a failure outside any test has `outside` instead
+of `test`.
 """
 
 from __future__ import annotations

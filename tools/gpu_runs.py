@@ -1,4 +1,4 @@
-"""Runs a stage of gpu_check.py: a command, in its time, of which nothing is left at the end."""
+"""Runs a command of gpu_check.py within its time limit, and leaves no process behind."""
 
 from __future__ import annotations
 

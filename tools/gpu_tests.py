@@ -75,7 +75,7 @@ def run_lane(
         elif process.returncode in (0, 1, 5):  # 5: there was no test
             return
         elif process.returncode != LOST_STATUS:  # at the end, or before the first test
-            add_line(results, beside="pytest", outcome="failed", reason=ended)
+            add_line(results, outside="pytest", outcome="failed", reason=ended)
             if len(read_lines(results)) <= num_lines + 1:
                 return  # another try would end likewise
 

@@ -97,10 +97,10 @@ class Results:
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         """A file that cannot be imported, once, although every new process finds it again."""
-        known = {row.get("beside") for row in read_lines(self.path)} if report.failed else set()
+        known = {row.get("outside") for row in read_lines(self.path)} if report.failed else set()
         if report.failed and report.nodeid not in known:
             reason = shortened(report.longreprtext)
-            add_line(self.path, beside=report.nodeid, outcome="failed", reason=reason)
+            add_line(self.path, outside=report.nodeid, outcome="failed", reason=reason)
 
     def pytest_runtest_logstart(self, nodeid: str) -> None:
         file_of_running(self.path).write_text(nodeid, encoding="utf-8")

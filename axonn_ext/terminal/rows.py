@@ -95,7 +95,7 @@ class Column:
 class RowsTable:
     """A table whose rows are printed one by one, so that its widths are known before its cells.
 
-    A text of unknown width belongs into the last column.
+    Text of unknown width belongs in the last column.
     """
 
     def __init__(self, console: rich.console.Console, columns: Sequence[Column]) -> None:

@@ -63,7 +63,7 @@ def rows_of(results: Path) -> dict[str, tuple[str, str]]:
     """By name of the test its outcome and why."""
     rows = [json.loads(line) for line in results.read_text().splitlines()]
     tests = [row for row in rows if "outcome" in row]
-    names = [(row.get("test") or row["beside"]).rpartition("::")[2] for row in tests]
+    names = [(row.get("test") or row["outside"]).rpartition("::")[2] for row in tests]
     assert len(names) == len(set(names)), "a line for each test"
     return {name: (row["outcome"], row["reason"]) for name, row in zip(names, tests, strict=True)}
 

@@ -15,7 +15,7 @@ DESCRIPTION = """\
 Trains the same GPT with torch's own ways and with ours on the same ranks, and compares tokens/s and
 peak memory: on GPUs, one for each rank, or on CPUs, where a rank has one thread. Every system must
 first compute the same losses as one process does, or it gets no time. The systems take turns, so
-that noise meets all of them alike."""
+that noise affects all of them equally."""
 
 EPILOG = """\
 baselines:
@@ -54,7 +54,7 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> argparse.ArgumentPa
         help="of ours; may be given several times (default: 2x2x1 for 4 ranks)",
     )  # fmt: skip
     parser.add_argument(
-        "--device", choices=DEVICES, help="(default: cuda if there are any, else cpu)"
+        "--device", choices=DEVICES, help="(default: cuda if there is a GPU, else cpu)"
     )
     parser.add_argument(
         "--nproc", type=whole(1, MOST_PROCESSES), metavar="N",

@@ -5,14 +5,12 @@
 #include <string>
 #include <vector>
 
-#include "gpu_machine/runtime/virtual_ranks.h"
+#include "gpu_machine/runtime/operands.h"
 
 namespace axonn::gpu_machine {
 namespace {
 
-using testing::DeviceGuard;
-using testing::DeviceMatrix;
-using testing::Matrix;
+using testing::Operands;
 using testing::VirtualRanks;
 
 constexpr int kRanks = 3;
@@ -33,26 +31,17 @@ class FlagWrites {
 
   // Makes a gather on all ranks, checks it, and returns how many writes of values it asked for.
   int writes_of_gather() {
-    std::vector<DeviceMatrix> shards, bs, outputs;
-    std::vector<Matrix> wants;
-    const Matrix whole = Matrix::random(kM, kK, random_);
-    for (int r = 0; r < kRanks; ++r) {
-      const DeviceGuard guard(r);
-      const comm::Range own = comm::part_of(kM, kRanks, r);
-      shards.emplace_back(whole.row_range(own.begin, own.end));
-      const Matrix b = Matrix::random(kK, kN, random_);
-      bs.emplace_back(b);
-      wants.push_back(whole * b);
-      outputs.emplace_back(kM, kN);
-    }
+    const Operands with(ranks_, kM, kK, kN, random_);
+    const auto outputs = with.outputs(kM);
     testing::synchronize_all(kRanks);
     const int before = runtime_.calls_of(kWrite);
     for (int r = 0; r < kRanks; ++r) {
       const auto rank = static_cast<size_t>(r);
-      ranks_.gather(r, shards[rank], bs[rank], outputs[rank], kM, kK, kN, ranks_[r].compute.get());
+      ranks_.gather(r, with.shards[rank], with.bs[rank], outputs[rank], kM, kK, kN,
+                    ranks_[r].compute.get());
     }
     testing::synchronize_all(kRanks);
-    for (size_t r = 0; r < kRanks; ++r) EXPECT_EQ(outputs[r].read(), wants[r]);
+    for (size_t r = 0; r < kRanks; ++r) EXPECT_EQ(outputs[r].read(), with.gathered[r]);
     return runtime_.calls_of(kWrite) - before;
   }
 

@@ -1,7 +1,7 @@
 // Fused calls in CUDA graphs: replays, beside other calls and beside each other.
 #include <gtest/gtest.h>
 
-#include "gpu_machine/runtime/virtual_ranks.h"
+#include "gpu_machine/runtime/operands.h"
 
 namespace axonn::gpu_machine {
 namespace {
@@ -10,7 +10,7 @@ using kernels::cuda::SpinFailure;
 using testing::CudaError;
 using testing::DeviceGuard;
 using testing::DeviceMatrix;
-using testing::Matrix;
+using testing::Operands;
 using testing::VirtualRanks;
 
 constexpr int kRanks = 2;
@@ -22,21 +22,15 @@ class Gathers {
   Gathers(const RuntimeOptions& options, double timeout_seconds = 1,
           kernels::cuda::Branches captured = kernels::cuda::Branches::kExpected,
           uint64_t own_rows_ns = kernels::cuda::SpinLimit{}.own_rows_ns)
-      : runtime_(options), random_(options.machine.seed), ranks_(kRanks, 0, timeout_seconds) {
+      : runtime_(options),
+        random_(options.machine.seed),
+        ranks_(kRanks, 0, timeout_seconds),
+        with_(ranks_, kM, kK, kN, random_),
+        eager_(with_.outputs(kM)),
+        replayed_(with_.outputs(kM)) {
     ranks_.captured_branches = captured;
     if (options.machine.seed % 2 == 0) ranks_.probe_writes();
     for (auto& rank : ranks_.ranks) rank->peers.limit.own_rows_ns = own_rows_ns;
-    const Matrix whole = Matrix::random(kM, kK, random_);
-    for (int r = 0; r < kRanks; ++r) {
-      const DeviceGuard guard(r);
-      const comm::Range own = comm::part_of(kM, kRanks, r);
-      shards_.emplace_back(whole.row_range(own.begin, own.end));
-      const Matrix b = Matrix::random(kK, kN, random_);
-      bs_.emplace_back(b);
-      wants_.push_back(whole * b);
-      eager_.emplace_back(kM, kN);
-      replayed_.emplace_back(kM, kN);
-    }
     // A workspace must have been used once before a capture.
     for (int r = 0; r < kRanks; ++r) call(r, eager_, ranks_[r].compute.get());
     testing::synchronize_all(kRanks);
@@ -60,8 +54,8 @@ class Gathers {
   void expect_results() {
     testing::synchronize_all(kRanks);
     for (size_t r = 0; r < kRanks; ++r) {
-      EXPECT_EQ(eager_[r].read(), wants_[r]);
-      EXPECT_EQ(replayed_[r].read(), wants_[r]);
+      EXPECT_EQ(eager_[r].read(), with_.gathered[r]);
+      EXPECT_EQ(replayed_[r].read(), with_.gathered[r]);
     }
   }
 
@@ -72,7 +66,7 @@ class Gathers {
  private:
   void call(int r, const std::vector<DeviceMatrix>& outputs, cudaStream_t stream) {
     const auto rank = static_cast<size_t>(r);
-    ranks_.gather(r, shards_[rank], bs_[rank], outputs[rank], kM, kK, kN, stream);
+    ranks_.gather(r, with_.shards[rank], with_.bs[rank], outputs[rank], kM, kK, kN, stream);
   }
 
   // Of two gathers, the second one on another stream.
@@ -84,8 +78,8 @@ class Gathers {
   Runtime runtime_;
   std::mt19937_64 random_;
   VirtualRanks ranks_;
-  std::vector<DeviceMatrix> shards_, bs_, eager_, replayed_;
-  std::vector<Matrix> wants_;
+  Operands with_;
+  std::vector<DeviceMatrix> eager_, replayed_;
   std::vector<cudaGraphExec_t> graphs_;
 };
 

@@ -27,7 +27,7 @@ struct LaunchConfig {
   Schedule schedule = Schedule::kCooperative;
 
   std::string describe() const;
-  std::string tile() const;  // its edges, like "128x256", by which a candidate is asked for
+  std::string tile() const;  // name of the tile, like "128x256"
 };
 
 // The link by which the rows of other ranks come and go, as cost_us models it.

@@ -35,8 +35,8 @@ std::vector<kernels::ModelledConfig> product_configs(const char* op,
                                                      const kernels::cuda::FusedGemm& gemm,
                                                      c10::Device device);
 
-// Returns that of these configs whose tile has this name (LaunchConfig::tile). Raises ValueError,
-// with the names that there are, for another one.
+// Returns the config with this tile (LaunchConfig::tile). Raises ValueError, which lists the tiles,
+// if there is none.
 kernels::LaunchConfig config_of_tile(const char* op, const kernels::cuda::FusedGemm& gemm,
                                      c10::Device device, const std::string& tile);
 
