@@ -15,5 +15,5 @@ class Process:
 
     @property
     def is_first_of_host(self) -> bool:
-        """Whether no process of its host has a lower rank; torchrun gives hosts ranks in a row."""
+        """Whether it stands for its host: of ranks in a row, one is a multiple of their number."""
         return self.rank % self.local_world_size == 0

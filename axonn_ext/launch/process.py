@@ -144,39 +144,42 @@ def once_per_host(
 ) -> None:
     """Calls `work` in the first process of each host; all processes return when all hosts are done.
 
+    A rank uses the store as often whatever the number of ranks.
+
     work: may take longer than AXONN_TIMEOUT_SECONDS, as long as it calls its argument more often,
         which tells the waiting ranks that this process is alive
     topic: a name that no other call of the job has
 
-    Raises: MeetingError if a rank gives no sign of life for AXONN_TIMEOUT_SECONDS.
+    Raises: MeetingError if hosts are not done and none gives a sign of life for
+        AXONN_TIMEOUT_SECONDS.
     """
-    done = [f"{topic}/done/{rank}" for rank in range(process.world_size)]
-    signs = [f"{topic}/alive/{rank}" for rank in range(process.world_size)]
+    signs, finished, all_done = f"{topic}/signs", f"{topic}/ranks", f"{topic}/all"
 
     def alive() -> None:
-        store.add(signs[process.rank], 1)
+        store.add(signs, 1)
 
     with _store_needed():
         if process.is_first_of_host:
             alive()
             work(alive)
-        store.set(done[process.rank], "")
-        seen = [0] * process.world_size
-        while (found := _wait_or_look(store, done, signs)) is not None:
-            late = [rank for rank, key in enumerate(done) if not store.check([key])]
-            silent = [rank for rank in late if found[rank] == seen[rank]]
-            if silent:
-                raise _no_word_of(silent)
-            seen = found
+            store.set(f"{topic}/done/{process.rank}", "")
+            if store.add(finished, process.local_world_size) == process.world_size:
+                store.set(all_done, "")
+        seen = 0
+        while not _comes(store, all_done):
+            if (now := store.add(signs, 0)) == seen:
+                firsts = range(0, process.world_size, process.local_world_size)
+                raise _no_word_of([r for r in firsts if not store.check([f"{topic}/done/{r}"])])
+            seen = now
 
 
-def _wait_or_look(store: Store, done: list[str], signs: list[str]) -> list[int] | None:
-    """Waits for all keys of `done`; returns the ranks' counts of signs of life if that is long."""
+def _comes(store: Store, key: str) -> bool:
+    """Whether the key is set within AXONN_TIMEOUT_SECONDS."""
     try:
-        store.wait(done, _patience())
+        store.wait([key], _patience())
     except DistStoreError:
-        return [store.add(sign, 0) for sign in signs]
-    return None
+        return False
+    return True
 
 
 @contextmanager

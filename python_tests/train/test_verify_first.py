@@ -6,6 +6,10 @@ import os
 import signal
 import subprocess
 import sys
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,11 +22,13 @@ from torch.distributed import HashStore, PrefixStore, TCPStore
 import commands
 from axonn_ext import _library, settings, stamps
 from axonn_ext.launch.place import Process
+from axonn_ext.launch.process import once_per_host
 from axonn_ext.settings import worker_environment
 from axonn_ext.spec.grid import GridShape
 from axonn_ext.stamps import Stamp, Verdict
 from axonn_ext.train import kernels, worker
 from axonn_ext.train.config_file import Override, load_config
+from limits import HANG_SECONDS
 from pretend_gpus import H100_NAME, pretend_gpus
 from stamp_cases import H100, RIGHT
 from trained_here import train_here
@@ -168,6 +174,28 @@ def test_ranks_wait_longer_than_for_a_peer_while_it_is_alive(store: TCPStore):
             rank.kill()
     assert [rank.returncode for rank in ranks] == [0, 0], outputs
     assert outputs == [f"{STARTED}\n", ""]
+
+
+def test_all_ranks_wait_for_the_last_of_several_hosts(store: TCPStore):
+    """Of two hosts, with one rank and with three, the second one is done later."""
+    hosts = {0: 1, 1: 3, 2: 3, 3: 3}
+    first_is_done, worked = threading.Event(), []
+
+    def run(rank: int) -> list[int]:
+        client = TCPStore("127.0.0.1", store.port, is_master=False)
+
+        def work(alive: Callable[[], None]) -> None:
+            if rank != 0:
+                assert first_is_done.wait(HANG_SECONDS)
+                time.sleep(0.2)  # for the first host to return, if it does not wait
+            worked.append(rank)
+            first_is_done.set()
+
+        once_per_host(client, Process(rank, 4, hosts[rank]), work, topic="test")
+        return list(worked)
+
+    with ThreadPoolExecutor(4) as threads:
+        assert list(threads.map(run, hosts)) == [[0, 3]] * 4
 
 
 def test_ranks_do_not_wait_for_one_that_is_gone_nor_does_its_command(
