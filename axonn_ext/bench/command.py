@@ -196,12 +196,12 @@ class _Cases:
 
     def add(self, case: Sequence[Row]) -> None:
         self._rows += case
-        machine = describe_machine(threads=case[0].threads, device=self._args.device)
-        for file in self._files:
-            file.write(content_of(machine, self._rows, compare(self._rows)))
         of_gpus = self._args.device == "cuda"
         counts = {"gpus": torch.cuda.device_count()} if of_gpus else {"cores": num_cores()}
         print_group(self._console, case, **counts)
+        machine = describe_machine(threads=case[0].threads, device=self._args.device)
+        for file in self._files:
+            file.write(content_of(machine, self._rows, compare(self._rows)))
 
 
 def _console() -> Console:

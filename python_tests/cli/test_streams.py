@@ -139,6 +139,6 @@ except ValueError as error:
 """
     done = subprocess.run(
         [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True,
-        env=environment() | {"AXONN_HANG_SECONDSECONDS": "soon"}, timeout=HANG_SECONDS,
+        env=environment() | {"AXONN_TIMEOUT_SECONDS": "soon"}, timeout=HANG_SECONDS,
     )  # fmt: skip
-    assert done.stdout.startswith("AXONN_HANG_SECONDSECONDS must be a positive number of seconds")
+    assert done.stdout.startswith("AXONN_TIMEOUT_SECONDS must be a positive number of seconds")
