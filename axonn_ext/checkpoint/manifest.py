@@ -19,11 +19,12 @@ from typing import Any
 import torch
 
 from axonn_ext.checkpoint.errors import CheckpointError
+from axonn_ext.checkpoint.values import decode, encode
 from axonn_ext.inputs.errors import InputError
 from axonn_ext.inputs.files import parse_json, read_text
 
 MANIFEST = "manifest.json"
-FORMAT = 1
+FORMATS = (1, 2)  # that are read; in 1, values were as JSON has them. The last is written
 EXTENT_BYTES = 1 << 20  # a file has a checksum for each extent of so many bytes
 _MOST_BYTES = 1 << 32  # of a manifest: some hundred bytes for each block of a tensor
 # The whole file: the checksum of the text of "checkpoint", and that text.
@@ -80,7 +81,7 @@ class Manifest:
     """What a checkpoint has.
 
     facts  what is known about the job that wrote it: step, grid, versions
-    extra  what the user added: values that JSON has
+    extra  what the user added: values of the types in `values`
     """
 
     tensors: Mapping[str, StoredTensor]
@@ -97,15 +98,15 @@ class Manifest:
     def to_json(self) -> str:
         """Returns the text of the file."""
         body = {
-            "format": FORMAT,
+            "format": FORMATS[-1],
             "extent_bytes": EXTENT_BYTES,
             "facts": self.facts,
-            "extra": self.extra,
-            "optimizer_options": self.optimizer_options,
+            "extra": encode(dict(self.extra), "extra"),
+            "optimizer_options": encode(list(self.optimizer_options), "optimizer_options"),
             "files": self.files,
             "tensors": self.tensors,
         }
-        text = json.dumps(body, default=vars, sort_keys=True, separators=(",", ":"))
+        text = json.dumps(body, default=vars, separators=(",", ":"))
         return f'{{"crc32": {zlib.crc32(text.encode())}, "checkpoint": {text}}}\n'
 
 
@@ -123,13 +124,13 @@ def read_manifest(folder: Path) -> Manifest:
     except InputError as error:
         raise CheckpointError(f"{folder} is no checkpoint that can be used: {error}") from None
     try:
-        if body["format"] != FORMAT or body["extent_bytes"] != EXTENT_BYTES:
+        if body["format"] not in FORMATS or body["extent_bytes"] != EXTENT_BYTES:
             raise CheckpointError(
-                f"{path}: expected format {FORMAT} with extents of {EXTENT_BYTES} bytes, got "
+                f"{path}: expected format {FORMATS[-1]} with extents of {EXTENT_BYTES} bytes, got "
                 f"format {body['format']!r}: another version of axonn_ext wrote it"
             )
         return _manifest_of(body, path)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
         raise CheckpointError(
             f"{path} is no manifest of a checkpoint: {type(error).__name__}: {error}"
         ) from None
@@ -145,10 +146,12 @@ def _manifest_of(body: Mapping[str, Any], path: Path) -> Manifest:
         if not _FILE_NAME.fullmatch(name) or len(file.checksums) != count:
             raise ValueError(f"file {name!r} with {len(file.checksums)} checksums, not {count}")
     tensors = {name: _tensor_of(name, value, files) for name, value in body["tensors"].items()}
-    facts, extra, options = body["facts"], body["extra"], tuple(body["optimizer_options"])
+    facts, extra, options = (body[key] for key in ("facts", "extra", "optimizer_options"))
+    if body["format"] != 1:
+        extra, options = decode(extra), decode(options)
     if not all(isinstance(each, dict) for each in (facts, extra, *options)):
         raise ValueError("facts, extra and optimizer_options must be objects")
-    return Manifest(tensors, files, facts, extra, options)
+    return Manifest(tensors, files, facts, extra, tuple(options))
 
 
 def _tensor_of(

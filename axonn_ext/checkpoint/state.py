@@ -194,7 +194,7 @@ def set_optimizer_state(
     """
     if isinstance(optimizer, AdamW):
         _complete(model, optimizer, shards)
-        _set_options(optimizer.options, options)
+        _set_options(optimizer.options, options, known_only=True)
         return
     state = optimizer.state_dict()
     numbers = {
@@ -226,12 +226,18 @@ def _complete(model: nn.Module, optimizer: AdamW, loaded: Mapping[str, Shard]) -
 
 
 def _set_options(
-    groups: Sequence[dict[str, Any]], options: tuple[Mapping[str, Any], ...] | None
-) -> None:
+    groups: Sequence[dict[str, Any]], options: tuple[Mapping[str, Any], ...] | None, *,
+    known_only: bool = False,
+) -> None:  # fmt: skip
     for group, saved in zip(groups, options or (), strict=options is not None):
         for key, value in saved.items():
-            if key in group:
-                group[key] = tuple(value) if isinstance(group[key], tuple) else value
+            if known_only and key not in group:  # of another optimizer
+                continue
+            now = group.get(key)
+            if isinstance(now, Tensor) and isinstance(value, Tensor):
+                value = value.to(now.device)
+            # Checkpoints of format 1 have lists for tuples, such as betas.
+            group[key] = tuple(value) if isinstance(now, tuple) else value
 
 
 def _by_parameter(named: Mapping[str, T]) -> dict[str, dict[str, T]]:
@@ -246,20 +252,12 @@ def _by_parameter(named: Mapping[str, T]) -> dict[str, dict[str, T]]:
 
 
 def optimizer_options(optimizer: Optimizer | None) -> tuple[Mapping[str, Any], ...]:
-    """Returns the options of each group of parameters that JSON can have, such as lr."""
+    """Returns the options of each group of parameters, such as lr, with what schedules added."""
     if optimizer is None:
         return ()
     groups = optimizer.options if isinstance(optimizer, AdamW) else optimizer.param_groups
-    return tuple(
-        {key: value for key, value in group.items() if key != "params" and _is_plain(value)}
-        for group in groups
-    )
-
-
-def _is_plain(value: object) -> bool:
-    if isinstance(value, tuple | list):
-        return all(_is_plain(each) for each in value)
-    return value is None or isinstance(value, bool | int | float | str)
+    names = ("params", "param_names")  # of this rank's parameters, and this grid's
+    return tuple({k: value for k, value in group.items() if k not in names} for group in groups)
 
 
 def random_shards(rank: int) -> dict[str, Shard]:

@@ -141,7 +141,8 @@ class FolderWriter(StorageWriter):
         places: dict[MetadataIndex, _Place] = {
             result.index: result.storage_data for rank in results for result in rank
         }
-        self.files = {place.file_name: place.file for place in places.values()}
+        files = {place.file_name: place.file for place in places.values()}
+        self.files = dict(sorted(files.items()))
         tensors = {}
         for name, stored in sorted(metadata.state_dict_metadata.items()):
             assert isinstance(stored, TensorStorageMetadata)

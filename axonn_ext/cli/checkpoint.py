@@ -120,7 +120,7 @@ def _inspect(args: argparse.Namespace) -> int:
         "grid": grid,
         "size": f"{size} in {len(manifest.files)} files",
         "tensors": ", ".join(f"{count} {kind}" for kind, count in kinds.items()),
-        "extra": ", ".join(manifest.extra) or "nothing",
+        "extra": ", ".join(map(str, manifest.extra)) or "nothing",
     }
     for name, value in lines.items():
         say(Console(), f"{name:>10}  {value}")
