@@ -12,6 +12,7 @@ from torch import Tensor
 
 from axonn_ext.grid import Grid
 from axonn_ext.inputs.errors import InputError
+from axonn_ext.inputs.files import read_json
 from axonn_ext.models.builder import build
 from axonn_ext.models.stored import Stored
 from axonn_ext.models.transformer import Transformer
@@ -68,6 +69,7 @@ def from_pretrained(
     agree(grid, error)
     assert loaded is not None
     model, files, names = loaded
+    model.config_json = read_json(Path(folder) / CONFIG)
     refuse_unknown(files, names_of_stages(grid.axis("pipe"), names))
     return model
 

@@ -14,6 +14,7 @@ from torch import nn
 from axonn_ext.checkpoint import CheckpointError, Saver, load
 from axonn_ext.checkpoint.folder import CHECKPOINTS, CheckpointFolder, find_checkpoint
 from axonn_ext.checkpoint.saver import Saved
+from axonn_ext.inputs.files import read_json
 from axonn_ext.optim import AdamW, LossScaler
 from axonn_ext.spec.grid import GridShape
 from axonn_ext.terminal.errors import UserError
@@ -22,7 +23,8 @@ from axonn_ext.train.job import Job
 
 AUTO = "auto"
 FAREWELL_SECONDS = 10.0
-_LOSS_SCALER = "loss_scaler"  # its state in the `extra` of a checkpoint
+# Keys in the `extra` of a checkpoint: the state of the scaler, what model.pretrained says.
+_LOSS_SCALER, CONFIG_JSON = "loss_scaler", "config_json"
 NOTHING = "none"  # what `find_resumed` says if there is nothing to go on from
 # Tables and keys that may differ between a run and the one that goes on from it.
 _FREE_TABLES = ("grid", "parallel", "overlap", "pipeline", "checkpoint")
@@ -81,6 +83,8 @@ class RunCheckpoints:
         self._say = say
         table = job.config.checkpoint
         self._interval = table.interval
+        pretrained = job.config.model.pretrained
+        self._config_json = read_json(Path(pretrained) / "config.json") if pretrained else {}
         self._saver: Saver | None = None
         if table.interval:
             self._saver = Saver(
@@ -118,6 +122,7 @@ class RunCheckpoints:
             "step": done,
             "model": dataclasses.asdict(self._job.model),
             "config": _as_json(self._job.config),
+            CONFIG_JSON: self._config_json,
         }
         if self._scaler is not None:
             extra[_LOSS_SCALER] = self._scaler.state_dict()
