@@ -29,8 +29,7 @@ from axonn_ext.inputs.files import is_file, read_text
 from axonn_ext.launch import process
 from axonn_ext.launch.place import Process
 from axonn_ext.models import ModelConfig, ParallelConfig
-from axonn_ext.planner.model_files import read_config
-from axonn_ext.pretrained import stop_ids
+from axonn_ext.pretrained import read_model, stop_ids
 from axonn_ext.spec.grid import GridShape
 from axonn_ext.terminal.arguments import number, whole
 from axonn_ext.terminal.console import Console, say
@@ -119,7 +118,7 @@ class Request:
     def of(cls, args: argparse.Namespace) -> Request:
         """Raises UserError for what is missing, or does not fit."""
         folder = Path(args.model)
-        config, shape = read_config(folder / "config.json"), parse_grid("--grid", args.grid)
+        config, shape = read_model(folder), parse_grid("--grid", args.grid)
         check_processes(shape)
         problems = models.check(config, PARALLEL, shape, batch_size=shape.data * shape.z)
         if problems:

@@ -20,6 +20,7 @@ from axonn_ext.inputs.files import is_file, read_json
 from axonn_ext.models.transformer import Transformer
 from axonn_ext.nn import Adapter
 from axonn_ext.nn.sharded import ShardedParameter, sharded_parameters
+from axonn_ext.pretrained.files import check_dtype
 from axonn_ext.pretrained.lora import (
     ALL_LINEAR,
     adapters_of,
@@ -173,6 +174,7 @@ def _fill(model: Transformer, path: Path, file: safe_open) -> None:
         found = tuple(file.get_slice(name).get_shape())
         if found != shape:
             raise InputError(f"{path}: {name} must have shape {list(shape)}, got {list(found)}")
+        check_dtype(path, name, file.get_slice(name))
 
     def read_rows(name: str, rows: range, columns: range | None) -> Tensor:
         assert columns is not None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 from torch.distributed import HashStore
@@ -27,7 +28,8 @@ def export(checkpoint: Path, out: Path, *, dtype: str) -> ModelConfig:
     any. Raises CheckpointError for a checkpoint that is damaged or that `axonn-ext train` did not
     write, UserError for adapters whose lora.start is not there, and InputError for the folder.
     """
-    extra = read_manifest(checkpoint).extra
+    manifest = read_manifest(checkpoint)
+    extra = manifest.extra
     try:
         config = ModelConfig(**extra["model"])
         lora = LoraTable(**extra["config"]["lora"])
@@ -35,6 +37,13 @@ def export(checkpoint: Path, out: Path, *, dtype: str) -> ModelConfig:
         raise CheckpointError(
             f"{checkpoint}: axonn-ext train did not write it: no model is described ({error})"
         ) from None
+    stored = manifest.tensors.items()
+    there = sum(math.prod(each.shape) for name, each in stored if name.startswith("model."))
+    if config.num_parameters() > there:
+        raise CheckpointError(
+            f"{checkpoint}: extra describes a model of {config.num_parameters():,} parameters, but "
+            f"the checkpoint has {there:,}"
+        )
     with process.process_group(Process(), HashStore()):
         parallel = ParallelConfig()
         model = models.build(config, axonn_ext.Grid(), parallel, seed=None, dtype=DTYPES[dtype])

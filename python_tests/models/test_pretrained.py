@@ -295,7 +295,40 @@ def test_other_dtypes_are_refused(dtype, tmp_path, alone) -> None:
     write_folder(folder := tmp_path / "model", LLAMA)
     state = load_file(folder / "model.safetensors")
     save_file({name: t.to(dtype) for name, t in state.items()}, folder / "model.safetensors")
-    with pytest.raises(InputError, match=r"must be one of float32, bfloat16, .* got (bool|int8)"):
+    with pytest.raises(InputError, match=r"must be one of F32, BF16, .* got (BOOL|I8)"):
+        from_pretrained(folder, axonn_ext.Grid())
+
+
+def test_float8_is_refused_wherever_it_is(tmp_path, alone) -> None:
+    """Without its scales, which lie in other tensors, its numbers are not the weights."""
+    write_folder(folder := tmp_path / "model", LLAMA)
+    state, name = load_file(folder / "model.safetensors"), "model.layers.1.mlp.up_proj.weight"
+    low = state | {name: state[name].to(torch.float8_e4m3fn)}
+    save_file(low, folder / "model.safetensors")
+    with pytest.raises(InputError, match=rf"{name} must be one of F32, .* got F8_E4M3; have trans"):
+        from_pretrained(folder, axonn_ext.Grid())
+
+
+def test_a_single_file_goes_before_an_index(tmp_path, alone) -> None:
+    """As in transformers; the other is mentioned."""
+    write_folder(folder := tmp_path / "model", LLAMA, num_files=2)
+    want = {name: tensor + 1 for name, tensor in stored_tensors(folder).items()}
+    save_file(want, folder / "model.safetensors")
+    said = r"model\.safetensors is read, as transformers does; model\.safetensors\.index\.json"
+    with pytest.warns(UserWarning, match=said):
+        model = from_pretrained(folder, axonn_ext.Grid())
+    found = full_state_dict(model)
+    assert all(torch.equal(found[name], tensor) for name, tensor in want.items())
+
+
+def test_an_index_and_a_file_without_tensors_are_refused(tmp_path, alone) -> None:
+    write_folder(folder := tmp_path / "model", LLAMA)
+    (folder / "model.safetensors").unlink()
+    (folder / "model.safetensors.index.json").write_text('{"weight_map": {}}')
+    with pytest.raises(InputError, match=r"index\.json: expected a weight_map with tensors"):
+        from_pretrained(folder, axonn_ext.Grid())
+    save_file({}, folder / "model.safetensors")
+    with pytest.raises(InputError, match=r"model\.safetensors: expected tensors, got none"):
         from_pretrained(folder, axonn_ext.Grid())
 
 
