@@ -32,10 +32,11 @@ class WholeTensors:
     def __getitem__(self, name: str) -> Tensor:
         """Returns a tensor in memory of its own. Raises CheckpointError if it is damaged."""
         stored = self._manifest.tensors[name]
+        # First, so that no more memory is taken than the files have bytes.
+        for file in {block.file for block in stored.blocks} - self._files.keys():
+            self._files[file] = MappedFile(self._folder, file, self._manifest)
         whole = torch.empty(stored.shape, dtype=DTYPES[stored.dtype])
         for block in stored.blocks:
-            if block.file not in self._files:
-                self._files[block.file] = MappedFile(self._folder, block.file, self._manifest)
             rows = block.sizes[0] if block.sizes else 1
             part = whole
             for dim, (offset, size) in enumerate(zip(block.offsets, block.sizes, strict=True)):

@@ -13,7 +13,7 @@ parameter is in another order has another NAME, and `load` refuses it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -28,6 +28,7 @@ from axonn_ext.optim import AdamW, Piece
 Optimizer = AdamW | torch.optim.Optimizer
 T = TypeVar("T")
 StoredAs = tuple[tuple[int, ...], torch.dtype]  # shape and dtype of a whole tensor
+_OPTIONS = {"lr", "betas", "eps", "weight_decay"}  # of our AdamW; torch's have more
 
 
 @dataclass(frozen=True)
@@ -180,6 +181,38 @@ def optimizer_targets(
             else:
                 shards[name] = Shard.whole(torch.empty((), dtype=dtype))
     return shards
+
+
+def misfits(
+    model: nn.Module, optimizer: Optimizer, stored: Collection[str],
+    saved: Sequence[Mapping[str, Any]],
+) -> Iterator[str]:  # fmt: skip
+    """Yields what a checkpoint lacks of this optimizer, or has otherwise.
+
+    Ours keeps all tensors of each parameter from its beginning on. One of torch keeps those of a
+    parameter from the first gradient on, and it is not known which; ours begins with zeros there.
+
+    stored: names of tensors. saved: the options of as many groups as the optimizer has.
+    """
+    for own, group in zip(optimizer_options(optimizer), saved, strict=True):
+        for key in own.keys() & group.keys():
+            if not _is_alike(own[key], group[key]):
+                yield f"option {key} is {group[key]!r}, here {own[key]!r}"
+    if isinstance(optimizer, AdamW):
+        ours = all(set(group) == _OPTIONS for group in saved)
+        begun = {name.rpartition(".")[0] for name in stored}
+        for name in _adamw_shards(model, optimizer):
+            if name not in stored and (ours or name.rpartition(".")[0] in begun):
+                yield f"it does not have {name}"
+
+
+def _is_alike(one: object, other: object) -> bool:
+    """Whether an option that has one value can have the other one."""
+    if isinstance(one, int | float | Tensor):
+        return isinstance(other, int | float | Tensor)
+    if isinstance(one, tuple):
+        return isinstance(other, list | tuple) and len(one) == len(other)
+    return True
 
 
 def set_optimizer_state(
