@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,7 +9,7 @@ import torch
 from torch import Tensor
 
 from axonn_ext.checkpoint.errors import CheckpointError
-from axonn_ext.checkpoint.files import MappedFile, sync_folder, write_tensors, write_text
+from axonn_ext.checkpoint.files import MappedFile, remove, sync_folder, write_tensors, write_text
 from axonn_ext.checkpoint.manifest import (
     DTYPES,
     MANIFEST,
@@ -57,7 +56,7 @@ def reshard(folder: Path, out: Path, *, num_files: int) -> Manifest:
         raise CheckpointError(f"{out}: expected a new folder, but there is one")
     partial = out.with_name(f".{out.name}.partial")
     try:
-        shutil.rmtree(partial, ignore_errors=True)
+        remove(partial)
         partial.mkdir(parents=True)
         new = _write_files(folder, partial, manifest, num_files)
         write_text(partial / MANIFEST, new.to_json())
@@ -66,7 +65,7 @@ def reshard(folder: Path, out: Path, *, num_files: int) -> Manifest:
     except OSError as error:
         raise CheckpointError(f"cannot write {out}: {error}") from None
     finally:
-        shutil.rmtree(partial, ignore_errors=True)
+        remove(partial)
     return new
 
 

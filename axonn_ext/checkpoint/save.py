@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import time
 import warnings
 from collections.abc import Iterator, Mapping
@@ -19,7 +18,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 
 from axonn_ext._version import __version__
 from axonn_ext.checkpoint.errors import CheckpointError
-from axonn_ext.checkpoint.files import sync_folder, write_text
+from axonn_ext.checkpoint.files import remove, sync_folder, write_text
 from axonn_ext.checkpoint.manifest import MANIFEST, Manifest
 from axonn_ext.checkpoint.ranks import Ranks, all_ranks
 from axonn_ext.checkpoint.shards import Offsets, Shard
@@ -152,7 +151,7 @@ def write(folder: Path, snapshot: Snapshot, ranks: Ranks, *, replaces: bool = Fa
         ranks.agreed(lambda: _finish(folder, partial, snapshot, writer), on_rank=0)
     except BaseException:
         if ranks.rank == 0:
-            shutil.rmtree(partial, ignore_errors=True)
+            remove(partial)
         raise
     return sum(file.num_bytes for file in writer.files.values())
 
@@ -180,7 +179,7 @@ def _finish(folder: Path, partial: Path, snapshot: Snapshot, writer: FolderWrite
         folder.rename(replaced)
     partial.rename(folder)
     sync_folder(folder.parent)
-    shutil.rmtree(replaced, ignore_errors=True)
+    remove(replaced)
 
 
 @contextmanager

@@ -24,7 +24,7 @@ from axonn_ext import (
 from axonn_ext.data import Vocabulary, open_vocabulary
 from axonn_ext.data.units import JSON_LINES, parse_line, shown, whole_text
 from axonn_ext.generation import check_prompts, stream
-from axonn_ext.inputs.errors import InputError
+from axonn_ext.inputs.errors import InputError, printable
 from axonn_ext.inputs.files import is_file, read_text
 from axonn_ext.launch import process
 from axonn_ext.launch.place import Process
@@ -197,15 +197,14 @@ def _show(request: Request, steps: Iterator[list[int | None]], *, as_json: bool)
     grows = len(found) == 1 and not as_json
     shown = ""
     if grows:
-        sys.stdout.write(request.texts[0])
+        _write(request.texts[0])
     for tokens in steps:
         for sequence, token in zip(found, tokens, strict=True):
             sequence += [] if token is None else [token]
         if grows:
             text = _continuation(request, 0, found[0])
             if not text.endswith(UNFINISHED):
-                sys.stdout.write(text[len(shown) :])
-                sys.stdout.flush()
+                _write(text[len(shown) :])
                 shown = text
     for index, sequence in enumerate(found):
         text = _continuation(request, index, sequence)
@@ -213,10 +212,16 @@ def _show(request: Request, steps: Iterator[list[int | None]], *, as_json: bool)
             line = {"prompt": request.texts[index], "text": text, "tokens": sequence}
             print(json.dumps(line))
         elif grows:
-            print(text[len(shown) :])
+            _write(f"{text[len(shown) :]}\n")
         else:
-            print(f"--- {index}\n{request.texts[index]}{text}")
+            _write(f"--- {index}\n{request.texts[index]}{text}\n")
     return sum(map(len, found))
+
+
+def _write(text: str) -> None:
+    """Writes text as it is, unless a terminal would take some of it for commands."""
+    sys.stdout.write(printable(text) if sys.stdout.isatty() else text)
+    sys.stdout.flush()
 
 
 def _longest(request: Request, max_new_tokens: int) -> int | None:

@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from axonn_ext.checkpoint.files import sync_folder, write_tensors, write_text
+from axonn_ext.checkpoint.files import remove, sync_folder, write_tensors, write_text
 from axonn_ext.inputs.errors import InputError
 from axonn_ext.inputs.files import is_file, read_json
 from axonn_ext.models.stored import Stored
@@ -166,7 +166,7 @@ class _Writer:
                 raise InputError(f"{folder}: expected a new folder, got one that exists")
             self._plan = _plan(every, shard_bytes)
             self._partial = self._folder.with_name(f".{self._folder.name}.partial")
-            shutil.rmtree(self._partial, ignore_errors=True)
+            remove(self._partial)
             self._partial.mkdir(parents=True)
 
     def take(self, parameter: _Parameter, whole: Tensor) -> None:
@@ -229,7 +229,7 @@ class _Writer:
             yield
         except BaseException as error:
             if self._partial is not None:
-                shutil.rmtree(self._partial, ignore_errors=True)
+                remove(self._partial)
             if not isinstance(error, Exception):
                 raise
             self.error = str(error) or type(error).__name__
