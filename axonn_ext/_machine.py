@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import re
 from pathlib import Path
@@ -25,6 +26,11 @@ def gpu_runtime() -> str:
 def runs_cuda() -> bool:
     """Whether torch is built for NVIDIA's GPUs, which CUDA kernels and libraries need."""
     return torch.version.cuda is not None and torch.version.hip is None
+
+
+def memory_bytes() -> int:
+    """Returns the bytes of this machine's memory."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def processor() -> str:

@@ -6,7 +6,6 @@ of the result.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
@@ -16,7 +15,10 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 
-from axonn_ext import ops  # noqa: F401  (registers torch.ops.axonn)
+from axonn_ext import (
+    _machine,
+    ops,  # noqa: F401  (registers torch.ops.axonn)
+)
 from axonn_ext.calibrate.fit import Point
 from axonn_ext.calibrate.measure import Ranks, Timing, measure, synchronize_with
 from axonn_ext.calibrate.messages import Shift
@@ -207,4 +209,4 @@ def _memory_bytes(plan: Plan) -> int:
     if plan.device == "cuda":
         sharing = -(-plan.num_ranks // torch.cuda.device_count())
         return int(torch.cuda.get_device_properties().total_memory) // sharing
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // plan.num_ranks
+    return _machine.memory_bytes() // plan.num_ranks

@@ -26,7 +26,7 @@ def describe_machine(*, threads: int, device: str = "cpu") -> dict[str, str | in
     return (_describe_gpus() if device == "cuda" else {}) | {
         "cpu": _cpu_model(),
         "cores": num_cores(),
-        "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        "memory_bytes": _machine.memory_bytes(),
         "os": platform.platform(),
         "python": platform.python_version(),
         "torch": torch.__version__,

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import mmap
 import os
+import shutil
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -16,6 +18,7 @@ from torch import Tensor
 from axonn_ext.checkpoint.errors import CheckpointError
 from axonn_ext.checkpoint.manifest import DTYPES, EXTENT_BYTES, Block, Manifest, StoredFile
 from axonn_ext.inputs.errors import first_of
+from axonn_ext.inputs.files import open_new
 
 
 def write_tensors(
@@ -56,12 +59,21 @@ def _checksums(data: mmap.mmap) -> Iterator[int]:
 def write_text(path: Path, text: str) -> None:
     """Writes a file beside `path`, has it on the disk, and gives it its name. Raises OSError."""
     beside = path.with_name(f".{path.name}.partial")
-    with beside.open("w", encoding="utf-8") as file:
-        file.write(text)
+    with open_new(beside) as file:
+        file.write(text.encode())
         file.flush()
         os.fsync(file.fileno())
     beside.replace(path)
     sync_folder(path.parent)
+
+
+def remove(folder: Path) -> None:
+    """Removes a folder with all that it has, as far as that is possible; of a link, the link."""
+    if folder.is_symlink():
+        with suppress(OSError):
+            folder.unlink()
+    else:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def sync_folder(folder: Path) -> None:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import re
-import shutil
 from pathlib import Path
 
 from axonn_ext.checkpoint.errors import CheckpointError
-from axonn_ext.checkpoint.files import find_problems, write_text
+from axonn_ext.checkpoint.files import find_problems, remove, write_text
 from axonn_ext.checkpoint.manifest import MANIFEST, read_manifest
 
 LATEST = "latest"
@@ -61,17 +60,19 @@ class CheckpointFolder:
         """Removes old checkpoints, after that of `step` was saved.
 
         Of the checkpoints up to `step` the newest `keep_last` stay, and those of multiples of
-        `keep_every` steps (0: none). Later ones, of a run that was resumed further back, stay. What
-        an ended job left half written is removed.
+        `keep_every` steps (0: none). Later ones, of a run that was resumed further back, stay, and
+        so do links, which lead to what somebody keeps elsewhere. What an ended job left half
+        written is removed.
         """
         steps = [each for each in self.steps() if each <= step]
         for old in steps[: max(0, len(steps) - keep_last)]:
-            if not keep_every or old % keep_every:
+            is_kept = keep_every and old % keep_every == 0
+            if not is_kept and not self.path(old).is_symlink():
                 # Without its manifest, a folder that is half removed is no checkpoint.
                 (self.path(old) / MANIFEST).unlink(missing_ok=True)
-                shutil.rmtree(self.path(old), ignore_errors=True)
+                remove(self.path(old))
         for partial in self.root.glob(".step-*.partial"):
-            shutil.rmtree(partial, ignore_errors=True)
+            remove(partial)
 
 
 def find_checkpoint(path: Path) -> Path:

@@ -20,9 +20,11 @@ from axonn_ext.checkpoint.shards import Shard
 from axonn_ext.checkpoint.state import (
     Optimizer,
     StoredAs,
+    misfits,
     model_shards,
     optimizer_options,
     optimizer_targets,
+    random_shards,
     set_optimizer_state,
     set_random_state,
 )
@@ -75,6 +77,12 @@ def _load(
     def complete() -> None:
         _compare(folder, targets, manifest, every)
         targets.update(_further_targets(folder, manifest, model, optimizer, ranks, random))
+        stored = _stored(manifest)
+        for name, shard in targets.items():
+            if stored[name][0] != tuple(shard.shape):
+                raise CheckpointError(
+                    f"{folder}: {name} has shape {list(stored[name][0])}, here {list(shard.shape)}"
+                )
 
     ranks.agreed(complete)
     reader = FolderReader(folder, manifest)
@@ -125,13 +133,18 @@ def _further_targets(
                 if saved
                 else f"{folder} has no optimizer; without one, the model alone is loaded"
             )
+        problems = list(misfits(model, optimizer, stored.keys(), saved))
+        if problems:
+            raise CheckpointError(
+                f"{folder} has the state of another optimizer: {first_of(problems, _MOST_NAMES)}; "
+                "without an optimizer, the model alone is loaded"
+            )
         targets |= optimizer_targets(model, optimizer, stored)
     if random and sum(name.startswith("rng.cpu.") for name in stored) == ranks.size:
         for device in ("cpu", "cuda") if torch.cuda.is_initialized() else ("cpu",):
             name = f"rng.{device}.{ranks.rank}"
             if name in stored:
-                shape, dtype = stored[name]
-                targets[name] = Shard.whole(torch.empty(shape, dtype=dtype))
+                targets[name] = random_shards(ranks.rank)[name]
     return targets
 
 

@@ -10,7 +10,7 @@ import json
 import math
 import re
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
@@ -19,13 +19,15 @@ from typing import Any
 import torch
 
 from axonn_ext.checkpoint.errors import CheckpointError
+from axonn_ext.checkpoint.values import decode, encode
 from axonn_ext.inputs.errors import InputError
 from axonn_ext.inputs.files import parse_json, read_text
 
 MANIFEST = "manifest.json"
-FORMAT = 1
+FORMATS = (1, 2)  # that are read; in 1, values were as JSON has them. The last is written
 EXTENT_BYTES = 1 << 20  # a file has a checksum for each extent of so many bytes
 _MOST_BYTES = 1 << 32  # of a manifest: some hundred bytes for each block of a tensor
+_MOST = 1 << 62  # of elements, or bytes of a file: the sum of two numbers fits 64 bits
 # The whole file: the checksum of the text of "checkpoint", and that text.
 _FRAME = re.compile(r'\{"crc32": (\d{1,10}), "checkpoint": (\{.*\})\}\n', re.DOTALL)
 _FILE_NAME = re.compile(r"rank-\d{5,7}\.safetensors")
@@ -80,7 +82,7 @@ class Manifest:
     """What a checkpoint has.
 
     facts  what is known about the job that wrote it: step, grid, versions
-    extra  what the user added: values that JSON has
+    extra  what the user added: values of the types in `values`
     """
 
     tensors: Mapping[str, StoredTensor]
@@ -97,15 +99,15 @@ class Manifest:
     def to_json(self) -> str:
         """Returns the text of the file."""
         body = {
-            "format": FORMAT,
+            "format": FORMATS[-1],
             "extent_bytes": EXTENT_BYTES,
             "facts": self.facts,
-            "extra": self.extra,
-            "optimizer_options": self.optimizer_options,
+            "extra": encode(dict(self.extra), "extra"),
+            "optimizer_options": encode(list(self.optimizer_options), "optimizer_options"),
             "files": self.files,
             "tensors": self.tensors,
         }
-        text = json.dumps(body, default=vars, sort_keys=True, separators=(",", ":"))
+        text = json.dumps(body, default=vars, separators=(",", ":"))
         return f'{{"crc32": {zlib.crc32(text.encode())}, "checkpoint": {text}}}\n'
 
 
@@ -123,13 +125,13 @@ def read_manifest(folder: Path) -> Manifest:
     except InputError as error:
         raise CheckpointError(f"{folder} is no checkpoint that can be used: {error}") from None
     try:
-        if body["format"] != FORMAT or body["extent_bytes"] != EXTENT_BYTES:
+        if body["format"] not in FORMATS or body["extent_bytes"] != EXTENT_BYTES:
             raise CheckpointError(
-                f"{path}: expected format {FORMAT} with extents of {EXTENT_BYTES} bytes, got "
+                f"{path}: expected format {FORMATS[-1]} with extents of {EXTENT_BYTES} bytes, got "
                 f"format {body['format']!r}: another version of axonn_ext wrote it"
             )
         return _manifest_of(body, path)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
         raise CheckpointError(
             f"{path} is no manifest of a checkpoint: {type(error).__name__}: {error}"
         ) from None
@@ -145,10 +147,12 @@ def _manifest_of(body: Mapping[str, Any], path: Path) -> Manifest:
         if not _FILE_NAME.fullmatch(name) or len(file.checksums) != count:
             raise ValueError(f"file {name!r} with {len(file.checksums)} checksums, not {count}")
     tensors = {name: _tensor_of(name, value, files) for name, value in body["tensors"].items()}
-    facts, extra, options = body["facts"], body["extra"], tuple(body["optimizer_options"])
+    facts, extra, options = (body[key] for key in ("facts", "extra", "optimizer_options"))
+    if body["format"] != 1:
+        extra, options = decode(extra), decode(options)
     if not all(isinstance(each, dict) for each in (facts, extra, *options)):
         raise ValueError("facts, extra and optimizer_options must be objects")
-    return Manifest(tensors, files, facts, extra, options)
+    return Manifest(tensors, files, facts, extra, tuple(options))
 
 
 def _tensor_of(
@@ -160,17 +164,43 @@ def _tensor_of(
     )
     tensor = StoredTensor(value["dtype"], tuple(value["shape"]), blocks)
     numbers = (n for c in blocks for n in (c.start, *c.offsets, *c.sizes))
-    if not all(type(number) is int for number in (*tensor.shape, *numbers)):
-        raise ValueError(f"tensor {name}: expected whole numbers")
-    volume = sum(math.prod(block.sizes) for block in blocks)
-    if volume != math.prod(tensor.shape) or len({c.offsets for c in blocks}) != len(blocks):
-        raise ValueError(f"tensor {name}: its blocks do not cover it once")
+    if not all(type(n) is int and 0 <= n <= _MOST for n in (*tensor.shape, *numbers)):
+        raise ValueError(f"tensor {name}: expected whole numbers from 0 to {_MOST}")
+    if tensor.dtype not in DTYPES:
+        raise ValueError(f"tensor {name}: expected a dtype of {', '.join(DTYPES)}")
     for block in blocks:
         inside = all(
-            offset >= 0 and size >= 0 and offset + size <= whole
+            offset + size <= whole
             for offset, size, whole in zip(block.offsets, block.sizes, tensor.shape, strict=True)
         )
         end = block.start + tensor.num_bytes(block)
-        if not inside or block.start < 0 or end > files[block.file].num_bytes:
+        if not inside or end > files[block.file].num_bytes:
             raise ValueError(f"tensor {name}: a block that is not inside of it or of its file")
+    volume = sum(math.prod(block.sizes) for block in blocks)
+    distinct = len({c.offsets for c in blocks}) == len(blocks)
+    if volume != math.prod(tensor.shape) or not distinct or _overlap(blocks, len(tensor.shape)):
+        raise ValueError(f"tensor {name}: its blocks do not cover it once")
     return tensor
+
+
+def _overlap(blocks: Sequence[Block], num_dims: int) -> bool:
+    """Whether two of the blocks share an element.
+
+    They are met in the order of the dimension that splits them most, next to those that have not
+    ended there: few, where the blocks are those of a grid.
+    """
+    filled = [block for block in blocks if all(block.sizes)]
+    dims = range(num_dims)
+    most = max(dims, key=lambda dim: len({b.offsets[dim] for b in filled}), default=0)
+    under_way: list[Block] = []
+    for new in sorted(filled, key=lambda block: block.offsets[most : most + 1]):
+        under_way = [b for b in under_way if b.offsets[most] + b.sizes[most] > new.offsets[most]]
+        for old in under_way:
+            if all(
+                old.offsets[dim] < new.offsets[dim] + new.sizes[dim]
+                and new.offsets[dim] < old.offsets[dim] + old.sizes[dim]
+                for dim in dims
+            ):
+                return True
+        under_way.append(new)
+    return False

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,7 +9,7 @@ import torch
 from torch import Tensor
 
 from axonn_ext.checkpoint.errors import CheckpointError
-from axonn_ext.checkpoint.files import MappedFile, sync_folder, write_tensors, write_text
+from axonn_ext.checkpoint.files import MappedFile, remove, sync_folder, write_tensors, write_text
 from axonn_ext.checkpoint.manifest import (
     DTYPES,
     MANIFEST,
@@ -32,10 +31,11 @@ class WholeTensors:
     def __getitem__(self, name: str) -> Tensor:
         """Returns a tensor in memory of its own. Raises CheckpointError if it is damaged."""
         stored = self._manifest.tensors[name]
+        # First, so that no more memory is taken than the files have bytes.
+        for file in {block.file for block in stored.blocks} - self._files.keys():
+            self._files[file] = MappedFile(self._folder, file, self._manifest)
         whole = torch.empty(stored.shape, dtype=DTYPES[stored.dtype])
         for block in stored.blocks:
-            if block.file not in self._files:
-                self._files[block.file] = MappedFile(self._folder, block.file, self._manifest)
             rows = block.sizes[0] if block.sizes else 1
             part = whole
             for dim, (offset, size) in enumerate(zip(block.offsets, block.sizes, strict=True)):
@@ -56,7 +56,7 @@ def reshard(folder: Path, out: Path, *, num_files: int) -> Manifest:
         raise CheckpointError(f"{out}: expected a new folder, but there is one")
     partial = out.with_name(f".{out.name}.partial")
     try:
-        shutil.rmtree(partial, ignore_errors=True)
+        remove(partial)
         partial.mkdir(parents=True)
         new = _write_files(folder, partial, manifest, num_files)
         write_text(partial / MANIFEST, new.to_json())
@@ -65,7 +65,7 @@ def reshard(folder: Path, out: Path, *, num_files: int) -> Manifest:
     except OSError as error:
         raise CheckpointError(f"cannot write {out}: {error}") from None
     finally:
-        shutil.rmtree(partial, ignore_errors=True)
+        remove(partial)
     return new
 
 

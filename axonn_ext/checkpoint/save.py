@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import shutil
 import time
 import warnings
 from collections.abc import Iterator, Mapping
@@ -11,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed.checkpoint as dcp
@@ -20,7 +18,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 
 from axonn_ext._version import __version__
 from axonn_ext.checkpoint.errors import CheckpointError
-from axonn_ext.checkpoint.files import sync_folder, write_text
+from axonn_ext.checkpoint.files import remove, sync_folder, write_text
 from axonn_ext.checkpoint.manifest import MANIFEST, Manifest
 from axonn_ext.checkpoint.ranks import Ranks, all_ranks
 from axonn_ext.checkpoint.shards import Offsets, Shard
@@ -32,11 +30,14 @@ from axonn_ext.checkpoint.state import (
     random_shards,
 )
 from axonn_ext.checkpoint.storage import FolderWriter, ShardSavePlanner
+from axonn_ext.checkpoint.values import decode, encode
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """What a checkpoint will have of this rank: blocks in host memory, and values for JSON."""
+    """What a checkpoint will have of this rank: blocks in host memory, and copies of values."""
 
     shards: Mapping[str, Shard]
     facts: Mapping[str, Any]
@@ -64,7 +65,7 @@ class Staging:
     ) -> Snapshot:
         """Copies the state of this rank. What the last call returned is no longer valid then.
 
-        Raises CheckpointError for values that JSON or a checkpoint cannot have.
+        Raises CheckpointError for values that a checkpoint cannot have, with their place.
         """
         shards = model_shards(model, optimizer) | random_shards(rank)
         if optimizer is not None:
@@ -75,8 +76,8 @@ class Staging:
         if torch.cuda.is_initialized():
             torch.cuda.current_stream().synchronize()  # the copies from the GPU are done
         about = {"axonn_ext": __version__, "torch": torch.__version__, "written": time.time()}
-        options = optimizer_options(optimizer)
-        return Snapshot(copies, about | dict(facts or {}), _as_json(extra or {}), options)
+        options = _copied(list(optimizer_options(optimizer)), "optimizer.param_groups")
+        return Snapshot(copies, about | dict(facts or {}), _extra(extra), tuple(options))
 
     def _copy(self, name: str, offsets: Offsets, tensor: Tensor) -> Tensor:
         memory = self._memory.get((name, offsets))
@@ -87,14 +88,18 @@ class Staging:
         return memory.copy_(tensor, non_blocking=True)
 
 
-def _as_json(extra: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Returns the values as they will be read again. Raises CheckpointError."""
-    try:
-        read = json.loads(json.dumps(extra, allow_nan=False))
-    except (TypeError, ValueError) as error:
-        raise CheckpointError(f"extra: expected values that JSON has, got {error}") from None
-    if not isinstance(read, dict):
+def _extra(extra: Mapping[str, Any] | None) -> dict[str, Any]:
+    if not isinstance(extra, Mapping | None):
         raise CheckpointError(f"extra: expected a mapping, got a {type(extra).__name__}")
+    return _copied(dict(extra or {}), "extra")
+
+
+def _copied(value: T, path: str) -> T:
+    """Returns the value as it will be read again. Raises CheckpointError."""
+    try:
+        read: T = decode(encode(value, path))
+    except ValueError as error:
+        raise CheckpointError(str(error)) from None
     return read
 
 
@@ -110,11 +115,12 @@ def save(
     The folder must not exist, and all hosts must share the file system. Whatever happens, there is
     either a whole checkpoint of that name or none. Each block is written by one of the ranks that
     have it. Parameters that the optimizer (axonn_ext.optim.AdamW) updates in fp32 are written in
-    fp32. extra: what JSON can have, for example the state_dict of a schedule or of a GradScaler,
-    and the position in the data.
+    fp32. extra: values of the types in `checkpoint.values`, for example the state_dict of a
+    schedule or of a GradScaler, and the position in the data; tensors come back on the CPU.
 
     Collectives: gathers of plans and results, in a gloo group of its own. Raises CheckpointError,
-    on every rank, if one of them cannot write its part.
+    on every rank, if one of them cannot write its part, or if a value of `extra` or of the
+    optimizer's options cannot be kept; the message has the keys that lead to it.
     """
     with all_ranks() as ranks:
         snapshots: list[Snapshot] = []
@@ -145,7 +151,7 @@ def write(folder: Path, snapshot: Snapshot, ranks: Ranks, *, replaces: bool = Fa
         ranks.agreed(lambda: _finish(folder, partial, snapshot, writer), on_rank=0)
     except BaseException:
         if ranks.rank == 0:
-            shutil.rmtree(partial, ignore_errors=True)
+            remove(partial)
         raise
     return sum(file.num_bytes for file in writer.files.values())
 
@@ -173,7 +179,7 @@ def _finish(folder: Path, partial: Path, snapshot: Snapshot, writer: FolderWrite
         folder.rename(replaced)
     partial.rename(folder)
     sync_folder(folder.parent)
-    shutil.rmtree(replaced, ignore_errors=True)
+    remove(replaced)
 
 
 @contextmanager

@@ -13,7 +13,7 @@ parameter is in another order has another NAME, and `load` refuses it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -28,6 +28,7 @@ from axonn_ext.optim import AdamW, Piece
 Optimizer = AdamW | torch.optim.Optimizer
 T = TypeVar("T")
 StoredAs = tuple[tuple[int, ...], torch.dtype]  # shape and dtype of a whole tensor
+_OPTIONS = {"lr", "betas", "eps", "weight_decay"}  # of our AdamW; torch's have more
 
 
 @dataclass(frozen=True)
@@ -182,6 +183,38 @@ def optimizer_targets(
     return shards
 
 
+def misfits(
+    model: nn.Module, optimizer: Optimizer, stored: Collection[str],
+    saved: Sequence[Mapping[str, Any]],
+) -> Iterator[str]:  # fmt: skip
+    """Yields what a checkpoint lacks of this optimizer, or has otherwise.
+
+    Ours keeps all tensors of each parameter from its beginning on. One of torch keeps those of a
+    parameter from the first gradient on, and it is not known which; ours begins with zeros there.
+
+    stored: names of tensors. saved: the options of as many groups as the optimizer has.
+    """
+    for own, group in zip(optimizer_options(optimizer), saved, strict=True):
+        for key in own.keys() & group.keys():
+            if not _is_alike(own[key], group[key]):
+                yield f"option {key} is {group[key]!r}, here {own[key]!r}"
+    if isinstance(optimizer, AdamW):
+        ours = all(set(group) == _OPTIONS for group in saved)
+        begun = {name.rpartition(".")[0] for name in stored}
+        for name in _adamw_shards(model, optimizer):
+            if name not in stored and (ours or name.rpartition(".")[0] in begun):
+                yield f"it does not have {name}"
+
+
+def _is_alike(one: object, other: object) -> bool:
+    """Whether an option that has one value can have the other one."""
+    if isinstance(one, int | float | Tensor):
+        return isinstance(other, int | float | Tensor)
+    if isinstance(one, tuple):
+        return isinstance(other, list | tuple) and len(one) == len(other)
+    return True
+
+
 def set_optimizer_state(
     model: nn.Module,
     optimizer: Optimizer,
@@ -194,7 +227,7 @@ def set_optimizer_state(
     """
     if isinstance(optimizer, AdamW):
         _complete(model, optimizer, shards)
-        _set_options(optimizer.options, options)
+        _set_options(optimizer.options, options, known_only=True)
         return
     state = optimizer.state_dict()
     numbers = {
@@ -226,12 +259,18 @@ def _complete(model: nn.Module, optimizer: AdamW, loaded: Mapping[str, Shard]) -
 
 
 def _set_options(
-    groups: Sequence[dict[str, Any]], options: tuple[Mapping[str, Any], ...] | None
-) -> None:
+    groups: Sequence[dict[str, Any]], options: tuple[Mapping[str, Any], ...] | None, *,
+    known_only: bool = False,
+) -> None:  # fmt: skip
     for group, saved in zip(groups, options or (), strict=options is not None):
         for key, value in saved.items():
-            if key in group:
-                group[key] = tuple(value) if isinstance(group[key], tuple) else value
+            if known_only and key not in group:  # of another optimizer
+                continue
+            now = group.get(key)
+            if isinstance(now, Tensor) and isinstance(value, Tensor):
+                value = value.to(now.device)
+            # Checkpoints of format 1 have lists for tuples, such as betas.
+            group[key] = tuple(value) if isinstance(now, tuple) else value
 
 
 def _by_parameter(named: Mapping[str, T]) -> dict[str, dict[str, T]]:
@@ -246,20 +285,12 @@ def _by_parameter(named: Mapping[str, T]) -> dict[str, dict[str, T]]:
 
 
 def optimizer_options(optimizer: Optimizer | None) -> tuple[Mapping[str, Any], ...]:
-    """Returns the options of each group of parameters that JSON can have, such as lr."""
+    """Returns the options of each group of parameters, such as lr, with what schedules added."""
     if optimizer is None:
         return ()
     groups = optimizer.options if isinstance(optimizer, AdamW) else optimizer.param_groups
-    return tuple(
-        {key: value for key, value in group.items() if key != "params" and _is_plain(value)}
-        for group in groups
-    )
-
-
-def _is_plain(value: object) -> bool:
-    if isinstance(value, tuple | list):
-        return all(_is_plain(each) for each in value)
-    return value is None or isinstance(value, bool | int | float | str)
+    names = ("params", "param_names")  # of this rank's parameters, and this grid's
+    return tuple({k: value for k, value in group.items() if k not in names} for group in groups)
 
 
 def random_shards(rank: int) -> dict[str, Shard]:

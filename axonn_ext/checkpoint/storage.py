@@ -7,7 +7,6 @@ for the caller, who compares them, so that no rank waits for one that has failed
 
 from __future__ import annotations
 
-import shutil
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -38,7 +37,7 @@ from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
 from axonn_ext.checkpoint.errors import CheckpointError
-from axonn_ext.checkpoint.files import MappedFile, write_tensors
+from axonn_ext.checkpoint.files import MappedFile, remove, write_tensors
 from axonn_ext.checkpoint.manifest import DTYPES, Block, Manifest, StoredFile, StoredTensor
 from axonn_ext.checkpoint.shards import Shard
 
@@ -106,7 +105,7 @@ class FolderWriter(StorageWriter):
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
         """Makes the folder, on rank 0, before any rank writes."""
         try:
-            shutil.rmtree(self._folder, ignore_errors=True)  # what an earlier job left half written
+            remove(self._folder)  # what an earlier job left half written
             self._folder.mkdir(parents=True)
         except OSError as error:
             self.error = f"cannot make {self._folder}: {error.strerror}"
@@ -141,7 +140,8 @@ class FolderWriter(StorageWriter):
         places: dict[MetadataIndex, _Place] = {
             result.index: result.storage_data for rank in results for result in rank
         }
-        self.files = {place.file_name: place.file for place in places.values()}
+        files = {place.file_name: place.file for place in places.values()}
+        self.files = dict(sorted(files.items()))
         tensors = {}
         for name, stored in sorted(metadata.state_dict_metadata.items()):
             assert isinstance(stored, TensorStorageMetadata)

@@ -21,6 +21,7 @@ from axonn_ext.terminal.console import Console, plain_table, print_table, say
 from axonn_ext.terminal.errors import TrainingError, UserError, refuse_extra
 
 MOST_FILES = 100_000
+MOST_SECONDS = 1e11  # since 1970, that a date is shown of
 DESCRIPTION = """\
 Works on the checkpoints of `axonn-ext train` and of axonn_ext.checkpoint.save. PATH is a
 checkpoint; where one is enough also a folder of checkpoints or of a run, whose latest is meant."""
@@ -101,7 +102,9 @@ def _list(args: argparse.Namespace) -> int:
 
 def _summary(manifest: Manifest) -> tuple[str, str, str]:
     """Returns when it was written, its size, and the grid that wrote it."""
-    written = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(manifest.facts.get("written", 0)))
+    seconds, written = manifest.facts.get("written"), "-"
+    if isinstance(seconds, int | float) and 0 <= seconds < MOST_SECONDS:
+        written = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))
     return written, f"{manifest.num_bytes / 1e6:,.1f} MB", str(manifest.facts.get("grid", "-"))
 
 
@@ -120,7 +123,7 @@ def _inspect(args: argparse.Namespace) -> int:
         "grid": grid,
         "size": f"{size} in {len(manifest.files)} files",
         "tensors": ", ".join(f"{count} {kind}" for kind, count in kinds.items()),
-        "extra": ", ".join(manifest.extra) or "nothing",
+        "extra": ", ".join(map(str, manifest.extra)) or "nothing",
     }
     for name, value in lines.items():
         say(Console(), f"{name:>10}  {value}")

@@ -116,11 +116,12 @@ def run(args: argparse.Namespace, extra: Sequence[str]) -> int:
     if not any(override.key == "train.steps" for override in overrides):
         steps, note = _steps(args, overrides)
         overrides += (Override("train.steps", str(steps)),)
-        if not any(override.key == "optim.warmup_steps" for override in given):
-            warmup = min(int(DEFAULTS["optim.warmup_steps"]), steps // 10)
-            overrides += (Override("optim.warmup_steps", str(warmup)),)
     elif args.epochs is not None:
         raise UserError("--epochs and train.steps: give one of them")
+    if not any(override.key == "optim.warmup_steps" for override in given):
+        steps = load_config(None, overrides=overrides).train.steps
+        warmup = min(int(DEFAULTS["optim.warmup_steps"]), steps // 10)
+        overrides += (Override("optim.warmup_steps", str(warmup)),)
     here = argparse.Namespace(
         config=None, grid=args.grid, machine=None, nproc=args.nproc, resume=args.resume,
         out=args.out or Path("runs") / f"finetune-{time.strftime('%Y%m%d-%H%M%S')}",

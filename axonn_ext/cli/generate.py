@@ -24,13 +24,12 @@ from axonn_ext import (
 from axonn_ext.data import Vocabulary, open_vocabulary
 from axonn_ext.data.units import JSON_LINES, parse_line, shown, whole_text
 from axonn_ext.generation import check_prompts, stream
-from axonn_ext.inputs.errors import InputError
+from axonn_ext.inputs.errors import InputError, printable
 from axonn_ext.inputs.files import is_file, read_text
 from axonn_ext.launch import process
 from axonn_ext.launch.place import Process
 from axonn_ext.models import ModelConfig, ParallelConfig
-from axonn_ext.planner.model_files import read_config
-from axonn_ext.pretrained import stop_ids
+from axonn_ext.pretrained import read_model, stop_ids
 from axonn_ext.spec.grid import GridShape
 from axonn_ext.terminal.arguments import number, whole
 from axonn_ext.terminal.console import Console, say
@@ -119,7 +118,7 @@ class Request:
     def of(cls, args: argparse.Namespace) -> Request:
         """Raises UserError for what is missing, or does not fit."""
         folder = Path(args.model)
-        config, shape = read_config(folder / "config.json"), parse_grid("--grid", args.grid)
+        config, shape = read_model(folder), parse_grid("--grid", args.grid)
         check_processes(shape)
         problems = models.check(config, PARALLEL, shape, batch_size=shape.data * shape.z)
         if problems:
@@ -198,15 +197,14 @@ def _show(request: Request, steps: Iterator[list[int | None]], *, as_json: bool)
     grows = len(found) == 1 and not as_json
     shown = ""
     if grows:
-        sys.stdout.write(request.texts[0])
+        _write(request.texts[0])
     for tokens in steps:
         for sequence, token in zip(found, tokens, strict=True):
             sequence += [] if token is None else [token]
         if grows:
             text = _continuation(request, 0, found[0])
             if not text.endswith(UNFINISHED):
-                sys.stdout.write(text[len(shown) :])
-                sys.stdout.flush()
+                _write(text[len(shown) :])
                 shown = text
     for index, sequence in enumerate(found):
         text = _continuation(request, index, sequence)
@@ -214,10 +212,16 @@ def _show(request: Request, steps: Iterator[list[int | None]], *, as_json: bool)
             line = {"prompt": request.texts[index], "text": text, "tokens": sequence}
             print(json.dumps(line))
         elif grows:
-            print(text[len(shown) :])
+            _write(f"{text[len(shown) :]}\n")
         else:
-            print(f"--- {index}\n{request.texts[index]}{text}")
+            _write(f"--- {index}\n{request.texts[index]}{text}\n")
     return sum(map(len, found))
+
+
+def _write(text: str) -> None:
+    """Writes text as it is, unless a terminal would take some of it for commands."""
+    sys.stdout.write(printable(text) if sys.stdout.isatty() else text)
+    sys.stdout.flush()
 
 
 def _longest(request: Request, max_new_tokens: int) -> int | None:

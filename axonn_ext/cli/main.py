@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, NoReturn
 from axonn_ext import settings
 from axonn_ext._version import __version__
 from axonn_ext.cli import streams
+from axonn_ext.inputs.errors import printable
 from axonn_ext.settings import LaunchEnvironment, SettingsError
 from axonn_ext.terminal.errors import (
     MeetingError,
@@ -268,7 +269,7 @@ def _lost_peer(error: Exception) -> bool:
 def _report(here: LaunchEnvironment | None, text: str) -> None:
     """Writes the text to stderr at once; if there are several ranks, lines begin with the rank."""
     prefix = f"[rank {here.rank}] " if here is not None and here.world_size > 1 else ""
-    streams.say("".join(f"{prefix}{_shorten(line)}\n" for line in text.splitlines()))
+    streams.say("".join(f"{prefix}{_shorten(line)}\n" for line in printable(text).splitlines()))
 
 
 def _shorten(line: str) -> str:

@@ -29,8 +29,8 @@ from axonn_ext.memorization.documents import (
 )
 from axonn_ext.memorization.report import bucket_table
 from axonn_ext.memorization.results import BucketResult, measure
-from axonn_ext.models import ParallelConfig
-from axonn_ext.planner.model_files import read_config
+from axonn_ext.models import ModelConfig, ParallelConfig
+from axonn_ext.pretrained import read_model
 from axonn_ext.spec.grid import GridShape
 from axonn_ext.terminal.console import Console, print_table, say
 from axonn_ext.terminal.errors import UserError
@@ -65,7 +65,7 @@ class Evaluation:
         Raises UserError for what does not fit, and TrainingError where a process fails.
         """
         here = process.this_process()
-        documents = self._check()
+        config, documents = self._check()
         if here is None and self.shape.size > 1:
             from axonn_ext.launch.launcher import launch
 
@@ -77,15 +77,15 @@ class Evaluation:
                 f"--grid {self.shape.short()} has {self.shape.size} processes, but torchrun "
                 f"started {world_size}"
             )
-        self._measure(documents, here or Process())
+        self._measure(config, documents, here or Process())
 
-    def _check(self) -> list[Document]:
-        """Returns the documents. Raises UserError if they or the grid do not fit the model."""
+    def _check(self) -> tuple[ModelConfig, list[Document]]:
+        """Returns the model and the documents. Raises UserError if they or the grid do not fit."""
         check_processes(self.shape)
         if self.device == "cuda" and not torch.cuda.is_available():
             raise UserError("--device cuda: torch sees no GPU here; use cpu or auto")
         try:
-            config = read_config(self.folder / CONFIG)
+            config = read_model(self.folder)
             groups = self.shape.data * self.shape.z
             problems = models.check(config, PARALLEL, self.shape, batch_size=groups)
             if problems:
@@ -103,9 +103,9 @@ class Evaluation:
         if num_short and (here is None or here.world_size == 1):
             text = f"left out: {num_short} documents of at most {CONTINUED} tokens"
             say(Console(stderr=True), text)
-        return documents
+        return config, documents
 
-    def _measure(self, documents: list[Document], here: Process) -> None:
+    def _measure(self, config: ModelConfig, documents: list[Document], here: Process) -> None:
         device = self.device
         if device == "auto":
             device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -116,7 +116,11 @@ class Evaluation:
         with process.process_group(here, store, device):
             try:
                 grid = Grid(**self.shape.as_dict())
-                model = from_pretrained(self.folder, grid, PARALLEL, device=device)
+                longest = max(len(document.tokens) for document in documents)
+                model = from_pretrained(
+                    self.folder, grid, PARALLEL, device=device,
+                    sequence_length=longest if config.traits.rotary else None,
+                )  # fmt: skip
                 found = measure(model, documents, progress or _silent)
             except (InputError, ValueError) as error:
                 raise UserError(str(error)) from None

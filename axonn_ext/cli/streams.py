@@ -7,6 +7,8 @@ import os
 import sys
 from typing import TextIO
 
+from axonn_ext.inputs.errors import printable
+
 READER_GONE = 141  # the status that a shell shows for a program that SIGPIPE ended
 
 
@@ -37,9 +39,9 @@ def drop(stream: TextIO) -> None:
 
 
 def say(text: str) -> None:
-    """Writes to standard error in one piece, if possible."""
+    """Writes to standard error in one piece, if possible, what cannot control the terminal."""
     try:
-        sys.stderr.write(text)
+        sys.stderr.write(printable(text))
         sys.stderr.flush()
     except OSError:
         drop(sys.stderr)  # nobody reads it

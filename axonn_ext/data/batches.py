@@ -3,9 +3,10 @@
 B  sequences of one global batch (one optimizer step)   S  tokens of a sequence
 A  micro-batches of a step        G  row groups (size of data times size of z)
 
-A global batch is batch-major: step t has the sequences [t B, (t+1) B) of the order. Micro-batch j
-is its sequences [j B/A, (j+1) B/A), and row group g = data_coord * G_z + z_coord reads its
-contiguous block g of B/(A G) sequences.
+A global batch is batch-major: step t has the sequences [t B, (t+1) B) of the order, shifted in a
+run that goes on with another B, so that it reads each once. Micro-batch j is its sequences
+[j B/A, (j+1) B/A), and row group g = data_coord * G_z + z_coord reads its contiguous block g of
+B/(A G) sequences.
 """
 
 from __future__ import annotations
@@ -40,10 +41,15 @@ class Batch(NamedTuple):
 
 
 class Batches(Protocol):
-    """What the trainer asks of batches for training."""
+    """What the trainer asks of batches for training.
+
+    shift: the sequences that the steps before a change of the batch size had more than such steps
+    have now.
+    """
 
     num_micro_batches: int
     tokens_per_step: int
+    shift: int
 
     def micro_batch(self, step: int, index: int) -> Batch:
         """Returns the row group's part of a micro-batch."""
@@ -107,7 +113,7 @@ class BatchShares:
         return self.group.share(self.batch_size // self.num_micro_batches)[1]
 
     def first(self, step: int, index: int) -> int:
-        """Returns the number in the run of the group's first sequence of a micro-batch."""
+        """Returns the number of the group's first sequence of a micro-batch, without a shift."""
         size = self.batch_size // self.num_micro_batches
         return step * self.batch_size + index * size + self.group.share(size)[0]
 
@@ -134,6 +140,7 @@ class TrainingBatches:
         self._shares = BatchShares(batch_size, num_micro_batches, group or RowGroup())
         self.num_micro_batches = num_micro_batches
         self.tokens_per_step = batch_size * order.sequence_length
+        self.shift = 0
 
     def num_labels(self, step: int) -> float:
         """Returns the labels of all sequences of a step: one for each token."""
@@ -144,7 +151,7 @@ class TrainingBatches:
 
         Raises: ValueError if a file has changed or is damaged.
         """
-        first, count = self._shares.first(step, index), self._shares.count
+        first, count = self._shares.first(step, index) + self.shift, self._shares.count
         batch = _inputs_and_labels(window := self._order.sequences(first, count))
         if self._goldfish is None:
             return batch

@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from axonn_ext.data.indexed import DTYPES, HEADER, MAGIC, VERSION
+from axonn_ext.inputs.files import open_new
 from axonn_ext.inputs.token_files import TokenFiles
 
 MOST_TOKENS = 2**31 - 1  # of a document: the index has lengths in int32
@@ -127,7 +128,7 @@ class IndexedWriter:
             old[path].unlink(missing_ok=True)
 
     def _open(self, path: Path) -> BinaryIO:
-        stream = path.open("wb")
+        stream = open_new(path)
         self._open_files.append(stream)
         return stream
 

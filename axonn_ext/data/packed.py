@@ -51,17 +51,19 @@ class PackedBatches:
         self._packed: dict[int, list[list[int]]] = {}  # two of them: a step may have of both
         self.num_micro_batches = num_micro_batches
         self.tokens_per_step = batch_size * sequence_length
+        self.shift = 0
 
     def micro_batch(self, step: int, index: int) -> Batch:
         """Returns the row group's part of a micro-batch."""
-        first = self._shares.first(step, index)
+        first = self._shares.first(step, index) + self.shift
         numbers = [self._sequence(first + place) for place in range(self._shares.count)]
         return _batch(self._examples, numbers, self._length, self._goldfish)
 
     def num_labels(self, step: int) -> float:
         """Returns the labels of all sequences of a step, on all ranks, before any are dropped."""
         size = self._shares.batch_size
-        numbers = (self._sequence(step * size + place) for place in range(size))
+        first = step * size + self.shift
+        numbers = (self._sequence(first + place) for place in range(size))
         return float(sum(self._examples[n].num_labels for each in numbers for n in each))
 
     def num_sequences(self, epochs: int) -> int:

@@ -3,13 +3,24 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable, Sequence
 
 MAX_SHOWN = 100  # the most characters of a value in a message
+_CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 
 
 class InputError(ValueError):
     """A file or a value cannot be used. The message says what was expected and what came."""
+
+
+def printable(text: str) -> str:
+    """Returns the text with the characters that would control a terminal as their numbers.
+
+    They are those of ASCII and Latin-1 but tab and line feed, and those that turn the direction of
+    text. A file, or another machine, may have put them into a name or a message.
+    """
+    return _CONTROLS.sub(lambda found: ascii(found[0])[1:-1], text)
 
 
 def clipped(text: str) -> str:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import tomllib
 from collections.abc import Callable
 from importlib.resources.abc import Traversable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, BinaryIO, TypeVar
 
 from axonn_ext.inputs.errors import InputError
 
@@ -66,6 +67,16 @@ def _parse(parse: Callable[[str], T], text: str, kind: str, file: object) -> T:
         raise FileError(file, f"is not {kind}: {reason}") from None
     except RecursionError:
         raise FileError(file, f"is not {kind} of ours: its values are nested too deeply") from None
+
+
+def open_new(path: Path) -> BinaryIO:
+    """Opens a new file for writing, in the place of one that is there, such as one half written.
+
+    It is never written through a link, which somebody else may have put there. Raises OSError.
+    """
+    path.unlink(missing_ok=True)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
+    return os.fdopen(os.open(path, flags, 0o666), "wb")
 
 
 def is_file(path: Path) -> bool:

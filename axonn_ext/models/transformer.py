@@ -94,6 +94,8 @@ class Transformer(nn.Module, NamedState):
     operations in the largest. A rank has the modules of its stages alone: the first one has the
     embedding, the last one the last norm and the head. Where table and head are tied, the last one
     has the table, too; `sync_gradients` adds the two gradients, and the norm counts the table once.
+
+    config_json: what the file says that the model was loaded from, which `save_pretrained` keeps.
     """
 
     names: StateNames
@@ -110,6 +112,7 @@ class Transformer(nn.Module, NamedState):
     ) -> None:
         super().__init__()
         self.config, self.grid, self.parallel = config, grid, parallel
+        self.config_json: Mapping[str, Any] = {}
         # The rows that the table and the head have beside those of the vocabulary.
         rows = padded_vocab_size(config.vocab_size, grid.shape)
         self._padding = rows - config.vocab_size

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from axonn_ext import collectives
+from axonn_ext import _machine, collectives
 from axonn_ext.grid import Grid
 from axonn_ext.nn.linear import Linear
 from axonn_ext.nn.norm import HeadNorm
@@ -25,6 +25,8 @@ class Rotary(nn.Module):
     """Rotary position embedding, which rotates feature i of a head together with i + head_dim / 2.
 
     Source: Su et al., arXiv:2104.09864. Llama's public weights pair the features in the same way.
+
+    Raises ValueError for an odd head_dim, and for more positions than this machine has memory for.
     """
 
     def __init__(
@@ -38,6 +40,13 @@ class Rotary(nn.Module):
         super().__init__()
         if head_dim % 2:
             raise ValueError(f"Rotary: head_dim must be even, got {head_dim}")
+        needed = 4 * 8 * max_length * head_dim  # the tables in fp64 below, of which two stay
+        there = _machine.memory_bytes()
+        if needed > there / 2:
+            raise ValueError(
+                f"Rotary: the tables of {max_length:,} positions need {needed / 1e9:,.1f} GB, this "
+                f"machine has {there / 1e9:,.1f} GB: give a smaller sequence_length"
+            )
         frequencies = theta ** -(torch.arange(0, head_dim, 2, dtype=torch.float64) / head_dim)
         if scaling is not None:
             frequencies = _scaled(frequencies, scaling)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import re
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,12 +13,13 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from axonn_ext.checkpoint.files import sync_folder, write_tensors, write_text
+from axonn_ext.checkpoint.files import remove, sync_folder, write_tensors, write_text
 from axonn_ext.inputs.errors import InputError, first_of
 from axonn_ext.inputs.files import is_file, read_json
 from axonn_ext.models.transformer import Transformer
 from axonn_ext.nn import Adapter
 from axonn_ext.nn.sharded import ShardedParameter, sharded_parameters
+from axonn_ext.pretrained.files import check_dtype
 from axonn_ext.pretrained.lora import (
     ALL_LINEAR,
     adapters_of,
@@ -123,7 +123,7 @@ def _write(model: Transformer, folder: Path, tensors: Mapping[str, Tensor], base
         "fan_in_fan_out": transposed, "bias": "none", "inference_mode": True,
     }  # fmt: skip
     partial = folder.with_name(f".{folder.name}.partial")
-    shutil.rmtree(partial, ignore_errors=True)
+    remove(partial)
     partial.mkdir(parents=True)
     try:
         write_tensors(partial / ADAPTER_TENSORS, dict(tensors), {"format": "pt"})
@@ -131,7 +131,7 @@ def _write(model: Transformer, folder: Path, tensors: Mapping[str, Tensor], base
         sync_folder(partial)
         partial.rename(folder)
     except BaseException:
-        shutil.rmtree(partial, ignore_errors=True)
+        remove(partial)
         raise
     sync_folder(folder.parent)
 
@@ -173,6 +173,7 @@ def _fill(model: Transformer, path: Path, file: safe_open) -> None:
         found = tuple(file.get_slice(name).get_shape())
         if found != shape:
             raise InputError(f"{path}: {name} must have shape {list(shape)}, got {list(found)}")
+        check_dtype(path, name, file.get_slice(name))
 
     def read_rows(name: str, rows: range, columns: range | None) -> Tensor:
         assert columns is not None

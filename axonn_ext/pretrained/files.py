@@ -13,27 +13,33 @@ from torch import Tensor
 
 from axonn_ext.inputs.errors import InputError, first_of
 from axonn_ext.inputs.files import is_file, read_json
+from axonn_ext.planner.model_files import read_config
+from axonn_ext.spec.model import ModelConfig
 
 CONFIG = "config.json"
 WHOLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
-_DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+_DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16, "F64": torch.float64}
+_MOST_TIMES = 2  # as many parameters as the files have, a model is built with to name what differs
 
 
 class PretrainedFiles:
     """The tensors of a model's folder, of which slices can be read.
 
-    The files are mapped into memory, so that reading a slice takes memory for this slice alone.
+    The files are mapped into memory, so that reading a slice takes memory for this slice alone. As
+    in transformers, a single file goes before several with an index. ignored: the index then.
     Raises InputError, which names the file, where one is missing or damaged.
     """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._open: dict[str, safe_open] = {}
-        if is_file(folder / INDEX):
-            self._file_of = _read_index(folder / INDEX)
-        elif is_file(folder / WHOLE):
+        self.ignored = ""
+        if is_file(folder / WHOLE):
             self._file_of = dict.fromkeys(self._file(WHOLE).keys(), WHOLE)
+            self.ignored = INDEX if is_file(folder / INDEX) else ""
+        elif is_file(folder / INDEX):
+            self._file_of = _read_index(folder / INDEX)
         else:
             pickled = any(folder.glob("pytorch_model*.bin"))
             raise InputError(
@@ -47,6 +53,8 @@ class PretrainedFiles:
             )
         for name in sorted(set(self._file_of.values())):
             self._file(name)
+        if not self._file_of:
+            raise InputError(f"{folder / WHOLE}: expected tensors, got none")
 
     @property
     def names(self) -> frozenset[str]:
@@ -67,16 +75,14 @@ class PretrainedFiles:
         return found
 
     def dtype(self, names: Iterable[str]) -> torch.dtype:
-        """Returns the dtype of the largest of these tensors. Raises InputError for other dtypes."""
+        """Returns the dtype of the largest of these tensors.
+
+        Raises InputError if one of them has a dtype whose numbers are not the values.
+        """
+        for name in sorted(names):
+            check_dtype(self.folder / self._file_of[name], name, self._slice(name))
         largest = max(sorted(names), key=lambda name: math.prod(self.shape(name)))
-        dtype = self.read(largest, range(0), None).dtype
-        if dtype not in _DTYPES:
-            known = ", ".join(str(known).removeprefix("torch.") for known in _DTYPES)
-            raise InputError(
-                f"{self.folder}: {largest} must be one of {known}, got "
-                f"{str(dtype).removeprefix('torch.')}"
-            )
-        return dtype
+        return _DTYPES[self._slice(largest).get_dtype()]
 
     def _slice(self, name: str) -> Any:
         file = self._file_of[name]
@@ -99,16 +105,54 @@ class PretrainedFiles:
         return self._open[name]
 
 
+def check_dtype(path: Path, name: str, stored: Any) -> None:
+    """Raises InputError for a slice of safetensors whose numbers are not the values."""
+    if (dtype := stored.get_dtype()) not in _DTYPES:
+        raise InputError(
+            f"{path}: {name} must be one of {', '.join(_DTYPES)}, got {dtype}; have transformers "
+            "dequantize a quantized model once, and save it again"
+        )
+
+
 def _read_index(path: Path) -> dict[str, str]:
     index = read_json(path)
     names = index.get("weight_map") if isinstance(index, Mapping) else None
     if not isinstance(names, Mapping) or not all(_is_plain(file) for file in names.values()):
         raise InputError(f"{path}: expected a weight_map from tensors to files of this folder")
+    if not names:
+        raise InputError(f"{path}: expected a weight_map with tensors, got an empty one")
     return dict(names)
 
 
 def _is_plain(file: object) -> bool:
     return isinstance(file, str) and Path(file).name == file
+
+
+def read_model(folder: Path) -> ModelConfig:
+    """Returns what config.json says of a model, if the folder's files can be those of it.
+
+    Raises InputError where they are missing, or have far fewer parameters (`check_size`).
+    """
+    config = read_config(folder / CONFIG)
+    check_size(PretrainedFiles(folder), config)
+    return config
+
+
+def check_size(files: PretrainedFiles, config: ModelConfig) -> None:
+    """Raises InputError for a far larger model than the files have, before it takes any memory.
+
+    If it is little larger, it can be built, and `check_tensors` names the tensors that differ.
+    """
+    there = sum(math.prod(files.shape(name)) for name in files.names)
+    if config.num_parameters() <= _MOST_TIMES * there:
+        return
+    keys = config.traits.hugging_face.keys
+    sizes = ("num_layers", "hidden_size", "vocab_size")
+    raise InputError(
+        f"{files.folder / CONFIG}: describes a model of {config.num_parameters():,} parameters "
+        f"({', '.join(f'{keys[size]}={getattr(config, size)}' for size in sizes)}), but the files "
+        f"have {there:,}"
+    )
 
 
 def check_tensors(files: PretrainedFiles, expected: Mapping[str, tuple[int, ...]]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+import warnings
 from pathlib import Path
 from typing import NamedTuple
 
@@ -12,12 +13,20 @@ from torch import Tensor
 
 from axonn_ext.grid import Grid
 from axonn_ext.inputs.errors import InputError
+from axonn_ext.inputs.files import read_json
 from axonn_ext.models.builder import build
 from axonn_ext.models.stored import Stored
 from axonn_ext.models.transformer import Transformer
 from axonn_ext.nn.sharded import ShardedParameter, sharded_parameters
 from axonn_ext.planner.model_files import read_config
-from axonn_ext.pretrained.files import CONFIG, PretrainedFiles, check_tensors, refuse_unknown
+from axonn_ext.pretrained.files import (
+    CONFIG,
+    WHOLE,
+    PretrainedFiles,
+    check_size,
+    check_tensors,
+    refuse_unknown,
+)
 from axonn_ext.pretrained.ranks import agree
 from axonn_ext.spec.model import ModelConfig
 from axonn_ext.spec.parallel import ParallelConfig
@@ -41,7 +50,8 @@ def from_pretrained(
 ) -> Transformer:
     """Returns the model of a Hugging Face folder, of which this rank holds its blocks.
 
-    folder: has config.json, and model.safetensors or several files with an index.
+    folder: has config.json, and model.safetensors or several files with an index; of both, the
+    first is read, and a warning says so.
     dtype: of the parameters; default that of the largest tensor, or fp32 on the CPU where that is
     fp16. sequence_length: the longest sequence that the model can take, if that is less than
     config.json says; only where positions are rotary. stages: which blocks each stage of the grid's
@@ -68,6 +78,10 @@ def from_pretrained(
     agree(grid, error)
     assert loaded is not None
     model, files, names = loaded
+    model.config_json = read_json(Path(folder) / CONFIG)
+    if files.ignored and grid.rank == 0:
+        text = f"{folder}: {WHOLE} is read, as transformers does; {files.ignored} is ignored"
+        warnings.warn(text, stacklevel=2)
     refuse_unknown(files, names_of_stages(grid.axis("pipe"), names))
     return model
 
@@ -95,6 +109,7 @@ def _load(
 ) -> tuple[Transformer, PretrainedFiles, set[str]]:  # fmt: skip
     """Returns this rank's stage of the model, the files, and the names that it knows in them."""
     files = PretrainedFiles(folder)
+    check_size(files, config)
     derived = {name for name in files.names if _DERIVED.search(name)}
     stored_dtype = files.dtype(files.names - derived)
     if stored_dtype == torch.float16 and device.type == "cpu":

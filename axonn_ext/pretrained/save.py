@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from axonn_ext.checkpoint.files import sync_folder, write_tensors, write_text
+from axonn_ext.checkpoint.files import remove, sync_folder, write_tensors, write_text
 from axonn_ext.inputs.errors import InputError
 from axonn_ext.inputs.files import is_file, read_json
 from axonn_ext.models.stored import Stored
@@ -25,6 +25,7 @@ from axonn_ext.nn.sharded import sharded_parameters
 from axonn_ext.planner.model_files import read_config
 from axonn_ext.pretrained.files import CONFIG, INDEX, WHOLE
 from axonn_ext.pretrained.lora import adapters_of
+from axonn_ext.spec.model import ModelConfig
 
 SHARD_BYTES = 5_000_000_000  # as many as transformers writes into one file
 # The files of a tokenizer and of generation, none of which is large.
@@ -49,8 +50,9 @@ def save_pretrained(
 ) -> None:
     """Writes the model to a new folder, from which transformers and `from_pretrained` load it.
 
-    All ranks call it. like: a folder whose tokenizer's files are copied, and whose config.json
-    gives the keys that ours has no value for, such as the ids of special tokens.
+    All ranks call it. What the model does not represent, such as the ids of special tokens or a
+    sliding window, config.json has as the file had that the model was loaded from. like: a folder
+    whose tokenizer's files are copied, and whose config.json is taken instead.
     shard_bytes: the most bytes of tensors in one file, unless a tensor alone has more.
 
     Rank 0 writes; it holds the tensors of one file in memory, each other rank one tensor. The
@@ -164,7 +166,7 @@ class _Writer:
                 raise InputError(f"{folder}: expected a new folder, got one that exists")
             self._plan = _plan(every, shard_bytes)
             self._partial = self._folder.with_name(f".{self._folder.name}.partial")
-            shutil.rmtree(self._partial, ignore_errors=True)
+            remove(self._partial)
             self._partial.mkdir(parents=True)
 
     def take(self, parameter: _Parameter, whole: Tensor) -> None:
@@ -194,7 +196,8 @@ class _Writer:
             describe = config.traits.hugging_face.config_json
             length = (config if config.traits.rotary else found).sequence_length
             if describe(dataclasses.replace(found, sequence_length=length)) != describe(config):
-                raise InputError(f"{CONFIG} of {like} contradicts the model")
+                source = f"of {like}" if like is not None else "that it was loaded from"
+                raise InputError(f"the {CONFIG} {source} contradicts the model")
             for name in _COPIED if like is not None else ():
                 if is_file(path := Path(like or "") / name):
                     shutil.copyfile(path, self._partial / name)
@@ -226,27 +229,45 @@ class _Writer:
             yield
         except BaseException as error:
             if self._partial is not None:
-                shutil.rmtree(self._partial, ignore_errors=True)
+                remove(self._partial)
             if not isinstance(error, Exception):
                 raise
             self.error = str(error) or type(error).__name__
 
 
 def _describe(model: Transformer, like: Path | None) -> dict[str, Any]:
-    """Returns what config.json says. Of `like`, it keeps the keys that ours does not decide."""
-    kept = {} if like is None else read_json(like / CONFIG)
+    """Returns what config.json says. Of the model's, or of `like`'s, it keeps what ours does not
+    decide."""
+    kept = model.config_json if like is None else read_json(like / CONFIG)
     if not isinstance(kept, Mapping):
         raise InputError(f"{like}/{CONFIG}: expected a table")
-    kept = {key: value for key, value in kept.items() if key not in _DECIDED}
     theirs = model.config.traits.hugging_face
     dtype = str(next(model.parameters()).dtype).removeprefix("torch.")
     ours = theirs.config_json(model.config) | {"architectures": [theirs.architecture]}
-    # A model with rotary positions may have been loaded for shorter sequences than it can take.
-    longest, key = kept.get(theirs.keys["sequence_length"]), theirs.keys["sequence_length"]
-    if model.config.traits.rotary and type(longest) is int and longest > ours[key]:
-        ours[key] = longest
+    if kept.get("model_type") == theirs.model_type:
+        _keep_alike(ours, kept, model.config)
+    kept = {key: value for key, value in kept.items() if key not in _DECIDED}
     # transformers 5 reads dtype, the versions before it torch_dtype.
     return kept | ours | {"dtype": dtype, "torch_dtype": dtype}
+
+
+def _keep_alike(ours: dict[str, Any], kept: Mapping[str, Any], config: ModelConfig) -> None:
+    """Leaves out of ours what another value in `kept` says of the same model."""
+    theirs = config.traits.hugging_face
+    # A model with rotary positions may have been loaded for shorter sequences than it can take.
+    longest, key = kept.get(theirs.keys["sequence_length"]), theirs.keys["sequence_length"]
+    if config.traits.rotary and type(longest) is int and longest > ours[key]:
+        ours[key] = longest
+    window = theirs.window_key
+    # Also where the key is missing: then transformers has a window of its own.
+    if window is not None:
+        reach = kept.get(window, theirs.defaults[window])
+        if reach is None or (type(reach) is int and config.sequence_length <= reach):
+            del ours[window]
+    if kept.get(theirs.activation_key) in theirs.activations:
+        del ours[theirs.activation_key]
+    if isinstance(kinds := kept.get("layer_types"), list) and len(kinds) == config.num_layers:
+        ours["layer_types"] = kinds
 
 
 def _as_json(value: object) -> str:

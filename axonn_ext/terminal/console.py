@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import rich.console
 from rich.padding import PaddingDimensions
 from rich.table import Table
+from rich.text import Text
+
+from axonn_ext.inputs.errors import printable
 
 _MOST_COLUMNS = 10_000  # wider than any table, in characters
 
@@ -18,6 +23,10 @@ class Console(rich.console.Console):
 
     def __init__(self, *, stderr: bool = False) -> None:
         super().__init__(stderr=stderr, markup=False, highlight=False, emoji=False)
+
+    def render_str(self, text: str, **options: Any) -> Text:
+        """Is how rich makes lines and cells of any text: no file's may control the terminal."""
+        return super().render_str(printable(text), **options)
 
     def on_broken_pipe(self) -> None:
         """Called by rich for a BrokenPipeError, at which it would end the process with status 1."""

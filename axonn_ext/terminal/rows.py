@@ -14,6 +14,7 @@ from typing import Any
 
 import rich.console
 
+from axonn_ext.inputs.files import open_new
 from axonn_ext.terminal.console import say
 from axonn_ext.terminal.files import write_text, writing
 
@@ -44,7 +45,8 @@ class RowsFile:
         part = self._path.with_name(f".{self._path.name}.part")
         with writing(self._option, self._path):
             try:
-                part.write_text(text, encoding="utf-8")
+                with open_new(part) as file:
+                    file.write(text.encode())
                 if self._path.exists():
                     shutil.copymode(self._path, part)
                 part.replace(self._path)

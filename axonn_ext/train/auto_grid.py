@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 from dataclasses import dataclass
 
 import torch
 
+from axonn_ext import _machine
 from axonn_ext.calibrate.find_machine import find_machine, measured_file
 from axonn_ext.inputs.files import is_file
 from axonn_ext.launch.process import this_process
@@ -154,7 +154,7 @@ def _memory_bytes(device: str, ranks_here: int) -> int:
     """Returns the memory of one rank, if so many share this host."""
     if device == "cuda":
         return int(torch.cuda.get_device_properties(0).total_memory)
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // ranks_here
+    return _machine.memory_bytes() // ranks_here
 
 
 def _with_memory(machine: Machine, memory_bytes: int) -> Machine:

@@ -14,6 +14,7 @@ from torch import nn
 from axonn_ext.checkpoint import CheckpointError, Saver, load
 from axonn_ext.checkpoint.folder import CHECKPOINTS, CheckpointFolder, find_checkpoint
 from axonn_ext.checkpoint.saver import Saved
+from axonn_ext.inputs.files import read_json
 from axonn_ext.optim import AdamW, LossScaler
 from axonn_ext.spec.grid import GridShape
 from axonn_ext.terminal.errors import UserError
@@ -22,8 +23,14 @@ from axonn_ext.train.job import Job
 
 AUTO = "auto"
 FAREWELL_SECONDS = 10.0
-_LOSS_SCALER = "loss_scaler"  # its state in the `extra` of a checkpoint
+# Keys in the `extra` of a checkpoint: the state of the scaler, what model.pretrained says, and how
+# many sequences were read.
+_LOSS_SCALER, CONFIG_JSON, _SEQUENCES = "loss_scaler", "config_json", "sequences"
 NOTHING = "none"  # what `find_resumed` says if there is nothing to go on from
+_EFFECTS = {  # of a change on what is read
+    "train.batch_size": ": it goes on with the sequences behind those that were read",
+    "model.sequence_length": ": the text is cut anew, so that some of it is read again, some never",
+}
 # Tables and keys that may differ between a run and the one that goes on from it.
 _FREE_TABLES = ("grid", "parallel", "overlap", "pipeline", "checkpoint")
 _FREE_KEYS = {
@@ -52,10 +59,12 @@ def find_resumed(config: Config, folder: Path) -> str:
 class Resumed:
     """From where a run goes on: the step and the grid of the run that was saved.
 
-    notes: what differs from that run.
+    shift: the sequences that were read more than so many steps read now (data.Batches). notes: what
+    differs from that run.
     """
 
     step: int
+    shift: int
     grid: GridShape
     notes: list[str]
 
@@ -80,7 +89,9 @@ class RunCheckpoints:
         self._scaler = scaler
         self._say = say
         table = job.config.checkpoint
-        self._interval = table.interval
+        self._interval, self._shift = table.interval, 0
+        pretrained = job.config.model.pretrained
+        self._config_json = read_json(Path(pretrained) / "config.json") if pretrained else {}
         self._saver: Saver | None = None
         if table.interval:
             self._saver = Saver(
@@ -97,6 +108,7 @@ class RunCheckpoints:
         try:
             step, saved = int(extra["step"]), extra["config"]
             grid = GridShape(**saved["grid"])
+            read = int(extra.get(_SEQUENCES, step * saved["train"]["batch_size"]))
         except (KeyError, TypeError, ValueError):
             raise UserError(
                 f"checkpoint.resume: {path} was not saved by axonn-ext train: it has no step"
@@ -108,7 +120,8 @@ class RunCheckpoints:
             except ValueError as error:
                 raise UserError(f"checkpoint.resume: {path}: {error}") from None
         now = _as_json(self._job.config)
-        return Resumed(step, grid, list(_differences(saved, now)))
+        self._shift = read - step * self._job.config.train.batch_size
+        return Resumed(step, self._shift, grid, list(_differences(saved, now)))
 
     def after_step(self, done: int, *, last: bool) -> None:
         """Saves after a step if one is due. An earlier save that failed is shown."""
@@ -118,6 +131,8 @@ class RunCheckpoints:
             "step": done,
             "model": dataclasses.asdict(self._job.model),
             "config": _as_json(self._job.config),
+            CONFIG_JSON: self._config_json,
+            _SEQUENCES: done * self._job.config.train.batch_size + self._shift,
         }
         if self._scaler is not None:
             extra[_LOSS_SCALER] = self._scaler.state_dict()
@@ -172,4 +187,8 @@ def _differences(saved: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[s
             if key == "steps":  # the cosine ends there
                 free = now["optim"]["final_lr_fraction"] == 1
             if not free and before != value:
-                yield f"{table}.{key} was {before!r} in the run that is continued, now {value!r}"
+                effect = _EFFECTS.get(f"{table}.{key}", "")
+                yield (
+                    f"{table}.{key} was {before!r} in the run that is continued, now {value!r}"
+                    f"{effect}"
+                )

@@ -12,7 +12,7 @@ from axonn_ext import _library, models
 from axonn_ext.communicators import why_none
 from axonn_ext.data import Source, StoredVocabulary, Vocabulary, padded_size, vocabulary_of
 from axonn_ext.optim import LossScaler
-from axonn_ext.planner.model_files import read_config
+from axonn_ext.pretrained import read_model
 from axonn_ext.spec.grid import GridShape
 from axonn_ext.spec.model import ModelConfig
 from axonn_ext.spec.parallel import ParallelConfig
@@ -147,7 +147,7 @@ def _read_pretrained(config: Config) -> ModelConfig:
                 f"model.{key.name}: expected nothing beside model.pretrained, whose config.json "
                 f"decides it, got {value}"
             )
-    found = read_config(Path(table.pretrained) / "config.json")
+    found = read_model(Path(table.pretrained))
     if table.sequence_length > found.sequence_length:
         raise ValueError(
             f"model.sequence_length: expected at most {found.sequence_length}, as config.json of "

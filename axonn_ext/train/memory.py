@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import os
-
 import torch
 
+from axonn_ext import _machine
 from axonn_ext.terminal.errors import UserError
 from axonn_ext.train.job import Job
 
@@ -22,7 +21,7 @@ def device_bytes(device: str) -> int:
             int(torch.cuda.get_device_properties(i).total_memory)
             for i in range(torch.cuda.device_count())
         )
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return _machine.memory_bytes()
 
 
 def memory_problem(what: str, num_bytes: float, device: str) -> str:

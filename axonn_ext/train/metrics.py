@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from axonn_ext.inputs.errors import clipped
-from axonn_ext.inputs.files import FileError, parse_json, read_text
+from axonn_ext.inputs.files import FileError, open_new, parse_json, read_text
 from axonn_ext.terminal.errors import UserError
 from axonn_ext.terminal.files import writing
 
@@ -86,7 +86,8 @@ class MetricsFile:
         self._path = folder / METRICS_FILE
         with writing("--out", self._path):
             beside = self._path.with_name(f".{METRICS_FILE}.partial")
-            beside.write_text("".join(_lines_up_to(self._path, first_step)), encoding="utf-8")
+            with open_new(beside) as file:
+                file.write("".join(_lines_up_to(self._path, first_step)).encode())
             beside.replace(self._path)  # a full disk does not cost the lines that were there
             self._file = self._path.open("a", encoding="utf-8", buffering=1)
 

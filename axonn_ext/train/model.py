@@ -115,7 +115,7 @@ class GridModel(_Whole):
         lora = job.config.lora
         self.module = _build(job, grid, dtype=job.dtype, device=job.device)
         if lora.rank:
-            _add_adapters(self.module, lora, seed=job.config.train.seed)
+            add_adapters(self.module, lora, seed=job.config.train.seed)
         overlap = job.config.overlap_options()
         self.orchestrator = None if overlap is None else Orchestrator(self.module, overlap)
 
@@ -222,7 +222,7 @@ def _build(
         raise UserError(f"model.pretrained: {error}") from None
 
 
-def _add_adapters(module: Transformer, lora: LoraTable, *, seed: int) -> None:
+def add_adapters(module: Transformer, lora: LoraTable, *, seed: int) -> None:
     """Adds the adapters of a run. Raises UserError for those that do not fit."""
     targets = [name.strip() for name in lora.targets.split(",")]
     try:

@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 from axonn_ext.checkpoint.folder import CHECKPOINTS
-from axonn_ext.inputs.files import FileError, read_toml
+from axonn_ext.inputs.files import FileError, open_new, read_toml
 from axonn_ext.terminal.errors import TrainingError, UserError
 from axonn_ext.train.config import Config
 from axonn_ext.train.config_file import to_toml
@@ -93,6 +93,7 @@ def create_folder(folder: Path, config: Config, *, resumes: bool = False) -> Non
         if not resumes:
             for name in (TENSORBOARD_FOLDER, CHECKPOINTS, HANGS, MODEL, ADAPTER):
                 shutil.rmtree(folder / name, ignore_errors=True)
-        (folder / CONFIG_FILE).write_text(to_toml(config), encoding="utf-8")
+        with open_new(folder / CONFIG_FILE) as file:
+            file.write(to_toml(config).encode())
     except OSError as error:
         raise TrainingError(f"--out {folder}: cannot write there: {error.strerror}") from None

@@ -122,7 +122,7 @@ class Trainer:
         Raises UserError if it is damaged, or of another model.
         """
         resumed = self._checkpoints.resume(checkpoint)
-        self._done = resumed.step
+        self._done, self._training.shift = resumed.step, resumed.shift
         left = max(1, self._config.train.steps - self._done)
         self.exposure = self._make_exposure(num_steps=left)
         return resumed
@@ -211,7 +211,7 @@ class Trainer:
 
         The loss of a batch without a label is 0 / 1, which trains nothing.
         """
-        labels = self._training.num_labels(step)
+        labels = max(1.0, self._training.num_labels(step))
         if not self._config.goldfish.k:
             return labels, 0.0
         kept = count_labels(batches, self._grid, device=self._device)
@@ -225,9 +225,14 @@ class Trainer:
         with reading(self._config):
             read = [batches.batch(index) for index in range(batches.num_batches)]
         total = self._model.evaluate(read, batches.num_labels)
-        tokens = step * self._training.tokens_per_step
+        tokens = self._tokens(step)
         for sink in self._sinks:
             sink.evaluation(EvaluationMetrics(step=step, tokens=tokens, eval_loss=total))
+
+    def _tokens(self, step: int) -> int:
+        """Returns the tokens of all steps up to this one, of whatever batch size."""
+        shift = self._training.shift * self._config.model.sequence_length
+        return step * self._training.tokens_per_step + shift
 
     def _report(self, step: int, gradients: Gradients, lr: float, seconds: float) -> None:
         if not self._sinks:
@@ -243,7 +248,7 @@ class Trainer:
             loss=gradients.loss,
             grad_norm=gradients.norm if math.isfinite(gradients.norm) else None,
             lr=lr,
-            tokens=step * tokens,
+            tokens=self._tokens(step),
             tokens_per_s=tokens / seconds,
             tflops=speed.tflops,
             memory_bytes=peak_memory_bytes(),

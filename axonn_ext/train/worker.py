@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -12,6 +11,7 @@ from functools import partial
 from pathlib import Path
 
 from axonn_ext import save_adapter, save_pretrained, settings
+from axonn_ext.checkpoint.files import remove
 from axonn_ext.data import Corpus, Examples
 from axonn_ext.grid import Grid
 from axonn_ext.inputs.errors import InputError
@@ -104,14 +104,14 @@ class _Run:
         folder = self.folder / (ADAPTER if lora else MODEL)
         fresh = folder.with_name(f".{folder.name}.new")
         if self.grid.rank == 0:
-            shutil.rmtree(fresh, ignore_errors=True)
+            remove(fresh)
         try:
             if lora:
                 save_adapter(model, fresh, base=str(Path(base).resolve()))
             else:
                 save_pretrained(model, fresh, like=base)
             if self.grid.rank == 0:  # a run that this one goes on with may have written one
-                shutil.rmtree(folder, ignore_errors=True)
+                remove(folder)
                 fresh.rename(folder)
         except (InputError, OSError) as error:
             raise TrainingError(str(error)) from None

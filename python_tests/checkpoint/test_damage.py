@@ -18,6 +18,9 @@ from axonn_ext import checkpoint
 from axonn_ext.checkpoint import CheckpointError
 from axonn_ext.checkpoint.files import find_problems
 from axonn_ext.checkpoint.manifest import MANIFEST, read_manifest
+from axonn_ext.checkpoint.rewrite import reshard
+from axonn_ext.cli import main
+from axonn_ext.optim import AdamW
 
 FILE = "rank-00000.safetensors"
 
@@ -148,7 +151,23 @@ TAMPERED = {
     ),
     "a fraction": lambda b: b["tensors"]["model.0.bias"]["blocks"][0].update(start=0.5),
     "no mapping": lambda b: b.update(extra=[1]),
-}
+    "blocks with a gap": lambda b: b["tensors"]["model.2.weight"].update(
+        blocks=[
+            part(b, [0, 0], [40, 512]), part(b, [20, 0], [20, 512]), part(b, [60, 0], [4, 512])
+        ]
+    ),
+    "sizes below 0": lambda b: b["tensors"]["model.0.bias"].update(
+        shape=[-1, -512], blocks=[part(b, [0, 0], [-1, -512])]
+    ),
+    "a size of 31 digits": lambda b: b["tensors"]["model.0.bias"].update(
+        shape=[0, 10**30], blocks=[part(b, [0, 0], [0, 10**30])]
+    ),
+}  # fmt: skip
+
+
+def part(body, offsets: list[int], sizes: list[int]) -> dict:
+    (block,) = body["tensors"]["model.2.weight"]["blocks"]
+    return block | {"offsets": offsets, "sizes": sizes}
 
 
 @pytest.mark.parametrize("change", TAMPERED.values(), ids=TAMPERED)
@@ -158,3 +177,83 @@ def test_a_manifest_that_makes_no_sense_is_refused(good, tmp_path, change) -> No
     tamper(folder, change)
     with pytest.raises(CheckpointError, match=MANIFEST):
         load(folder)
+
+
+CHANGED = {
+    "a tensor of the optimizer": (
+        lambda b: b["tensors"].pop("optimizer.0.bias.exp_avg"),
+        r"state of another optimizer: it does not have optimizer\.0\.bias\.exp_avg; without",
+    ),
+    "all of a parameter's": (
+        lambda b: [b["tensors"].pop(name) for name in list(b["tensors"])
+                   if name.startswith("optimizer.0.bias.")],
+        r"it does not have optimizer\.0\.bias\.",
+    ),
+    "an option": (
+        lambda b: b["optimizer_options"][0].update(betas=7), r"option betas is 7, here \(0\.9,"
+    ),
+    "a shape": (
+        lambda b: b["tensors"]["optimizer.0.bias.exp_avg"].update(
+            shape=[2, 256], blocks=[part(b, [0, 0], [2, 256])]
+        ),
+        r"optimizer\.0\.bias\.exp_avg has shape \[2, 256\], here \[512\]",
+    ),
+    "a huge state of random numbers": (
+        lambda b: (
+            b["files"].update({"rank-00009.safetensors": huge_file()}),
+            b["tensors"]["rng.cpu.0"].update(shape=[10**13], blocks=[
+                {"offsets": [0], "sizes": [10**13], "file": "rank-00009.safetensors", "start": 0}
+            ]),
+        ),
+        r"rng\.cpu\.0 has shape \[10000000000000\], here \[5056\]",
+    ),
+}  # fmt: skip
+
+
+def huge_file() -> dict:
+    return {"num_bytes": 10**13, "checksums": [0] * (-(-(10**13) // (1 << 20)))}
+
+
+@pytest.mark.parametrize(("change", "message"), CHANGED.values(), ids=CHANGED)
+def test_the_state_of_another_optimizer_is_refused(tmp_path, change, message) -> None:
+    """And not begun anew: zeros for moments would change what is trained, without a word."""
+
+    def make() -> tuple[nn.Module, AdamW]:
+        model, _ = make_model()
+        return model, AdamW(model, lr=0.1)
+
+    model, optimizer = make()
+    checkpoint.save(tmp_path / "one", model=model, optimizer=optimizer)
+    tamper(tmp_path / "one", change)
+    model, optimizer = make()
+    with pytest.raises(CheckpointError, match=message):
+        checkpoint.load(tmp_path / "one", model=model, optimizer=optimizer)
+
+
+def test_the_state_of_another_kind_of_optimizer_is_refused(tmp_path) -> None:
+    model, _ = make_model()
+    sgd = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    sgd.step()
+    checkpoint.save(tmp_path / "one", model=model, optimizer=sgd)
+    ours = AdamW([next(iter(model.parameters()))], lr=0.1)
+    with pytest.raises(
+        CheckpointError, match=r"it does not have optimizer\.0\.weight\.(step|exp_a)"
+    ):
+        checkpoint.load(tmp_path / "one", model=model, optimizer=ours)
+
+
+def test_no_more_memory_is_taken_than_the_files_have(good, tmp_path, capsys) -> None:
+    folder = tmp_path / "copy"
+    shutil.copytree(good, folder)
+    tamper(folder, CHANGED["a huge state of random numbers"][0])
+    with pytest.raises(CheckpointError, match=r"rank-00009\.safetensors: cannot be read"):
+        reshard(folder, tmp_path / "out", num_files=1)
+
+
+@pytest.mark.parametrize("written", ["x", {}, 1e30, -1])
+def test_a_date_that_is_none_is_not_shown(good, tmp_path, capsys, written) -> None:
+    folder = tmp_path / "copy"
+    shutil.copytree(good, folder)
+    tamper(folder, lambda body: body["facts"].update(written=written))
+    assert main(["checkpoint", "inspect", str(folder)]) == 0
+    assert "written  -, by axonn_ext" in capsys.readouterr().out

@@ -107,8 +107,7 @@ def test_another_model_is_refused_with_names_and_shapes(tmp_path) -> None:
 def test_what_cannot_be_saved_is_named_and_leaves_nothing(tmp_path) -> None:
     model = small()
     for extra, message in (
-        ({"a": torch.ones(1)}, "extra: expected values that JSON has"),
-        ({"a": float("nan")}, "extra: expected values that JSON has"),
+        ({"a": {1}}, r"extra\['a'\]: a set cannot be kept; expected None, bool, int"),
         ([1], "extra: expected a mapping, got a list"),
     ):
         with pytest.raises(CheckpointError, match=message):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 
@@ -38,7 +39,7 @@ def test_list_and_inspect(trained, capsys) -> None:
     ]  # fmt: skip
     status, out = call(capsys, "inspect", trained, "--tensors")
     assert status == 0
-    assert "step  6\n" in out and "extra  config, model, step" in out
+    assert "step  6\n" in out and "extra  step, model, config" in out
     assert "model.norm.weight  float32  32  in 1 block\n" in out
 
 
@@ -82,6 +83,44 @@ def test_export_is_the_model_that_was_trained(trained, tmp_path, capsys) -> None
     PlainTransformer(ModelConfig(**config)).load_state_dict(state | {"lm_head.weight": table})
     assert all(tensor.dtype == torch.float32 for tensor in state.values()), "the masters"
     assert call(capsys, "export", trained, tmp_path / "model")[0] == 2
+
+
+@pytest.mark.parametrize("lora", [(), ("--lora", "4"), ("--lora", "4", "--lora.start", "adapter")])
+def test_export_of_a_fine_tuned_model(tmp_path, capsys, lora) -> None:
+    """It has the window that is longer than the sequences, and the updates of adapters."""
+    train_here(tmp_path / "run", checkpoint__interval=6, model__family="mistral")
+    assert call(capsys, "export", tmp_path / "run", tmp_path / "model")[0] == 0
+    path = tmp_path / "model" / "config.json"
+    said = {"sliding_window": 32, "max_position_embeddings": 64, "bos_token_id": 7}
+    path.write_text(json.dumps(json.loads(path.read_text()) | said))
+    (tmp_path / "lines.jsonl").write_text('{"prompt": "a", "completion": "b"}\n' * 50)
+    options = [
+        "finetune", "--model", str(tmp_path / "model"), "--data", str(tmp_path / "lines.jsonl"),
+        "--data.vocabulary", "bytes", "--sequence-length", "16", "--steps", "2", "--lr", "0.1",
+        "--checkpoint.interval", "2", "--train.eval_interval", "0", "--train.device", "cpu",
+        "--out",
+    ]  # fmt: skip
+    if "adapter" in lora:
+        assert main([*options, str(tmp_path / "first"), "--lora", "4"]) == 0
+        lora = (*lora[:-1], str(tmp_path / "first" / "adapter"))
+    assert main([*options, str(tmp_path / "tuned"), *lora]) == 0
+    status, out = call(capsys, "export", tmp_path / "tuned", tmp_path / "exported")
+    assert status == 0, out
+    written = json.loads((tmp_path / "exported" / "config.json").read_text())
+    assert {key: written[key] for key in said} == said
+    state = load_file(tmp_path / "exported" / "model.safetensors")
+    want = load_file(tmp_path / "model" / "model.safetensors")
+    if not lora:
+        want = load_file(tmp_path / "tuned" / "model" / "model.safetensors")
+    else:
+        adapter = load_file(tmp_path / "tuned" / "adapter" / "adapter_model.safetensors")
+        for name in list(want):
+            start = f"base_model.model.{name.removesuffix('.weight')}.lora_"
+            if f"{start}A.weight" in adapter:
+                want[name] += 2 * adapter[f"{start}B.weight"] @ adapter[f"{start}A.weight"]
+    assert state.keys() == want.keys()
+    for name, tensor in state.items():
+        torch.testing.assert_close(tensor, want[name], msg=name)
 
 
 @pytest.mark.parametrize("action", ["list", "inspect", "verify"])

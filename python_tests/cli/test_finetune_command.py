@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import math
 import re
@@ -74,6 +75,23 @@ def test_it_learns_and_writes_a_model_that_goes_on(model, data, tmp_path, capsys
     assert finetune(folder, data, tmp_path / "again", "--steps", 1) == 0
     again = read_metrics(tmp_path / "again").steps[0].loss
     assert again == pytest.approx(metrics.evaluations[-1].eval_loss, rel=0.3)
+
+
+@pytest.mark.parametrize(
+    ("options", "warmup"),
+    [
+        (("--steps", 12), 1), (("--train.steps", 12), 1), (("--steps", 200), 10),
+        (("--epochs", 1), 0), (("--steps", 12, "--optim.warmup_steps", 5), 5),
+    ],
+)  # fmt: skip
+def test_a_tenth_of_the_steps_warms_up(model, data, options, warmup, monkeypatch) -> None:
+    def stop(args: argparse.Namespace, arguments: list[str], *, note: str) -> int:
+        given = [each for each in arguments if each.startswith("--optim.warmup_steps=")]
+        assert given[-1] == f"--optim.warmup_steps={warmup}"
+        return 0
+
+    monkeypatch.setattr("axonn_ext.cli.train.run", stop)
+    assert finetune(model, data, Path("unused"), *options) == 0
 
 
 def test_adapters_train_alone_and_resume(model, data, tmp_path, capsys) -> None:

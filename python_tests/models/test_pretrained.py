@@ -255,12 +255,80 @@ def test_what_another_config_says_of_dtype_and_waves_is_not_kept(tmp_path, alone
     assert from_pretrained(tmp_path / "out", axonn_ext.Grid()).config == model.config
 
 
+SAID = {
+    "a window": ("mistral", {"sliding_window": 8, "max_position_embeddings": 64}),
+    "no window": ("mistral", {"sliding_window": None, "max_position_embeddings": 64}),
+    "transformers' own window": ("mistral", {"max_position_embeddings": 8192}),
+    "a form of GELU": ("gpt2", {"activation_function": "gelu_fast"}),
+    "kinds of layers": ("qwen3", {"layer_types": ["full_attention"] * 2, "sliding_window": 5}),
+}
+
+
+@pytest.mark.parametrize(("name", "said"), SAID.values(), ids=SAID)
+@pytest.mark.parametrize("with_like", [False, True])
+def test_what_the_model_does_not_represent_is_written_as_it_was(
+    name, said, with_like, tmp_path, alone
+) -> None:
+    write_folder(folder := tmp_path / "model", CONFIGS[name])
+    config = json.loads((folder / "config.json").read_text())
+    config.pop("sliding_window", None)
+    (folder / "config.json").write_text(json.dumps(config | said))
+    model = from_pretrained(folder, axonn_ext.Grid())
+    save_pretrained(model, tmp_path / "out", like=folder if with_like else None)
+    written = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert {key: written.get(key, "missing") for key in (*said, "sliding_window")} == {
+        "sliding_window": "missing", **said
+    }  # fmt: skip
+    assert from_pretrained(tmp_path / "out", axonn_ext.Grid()).config == model.config
+
+
+def test_a_window_that_the_model_does_not_have_is_not_taken_over(tmp_path, alone) -> None:
+    write_folder(folder := tmp_path / "model", CONFIGS["mistral"])
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"sliding_window": 4}))
+    save_pretrained(models.build(CONFIGS["mistral"], axonn_ext.Grid()), tmp_path / "a", like=folder)
+    assert json.loads((tmp_path / "a" / "config.json").read_text())["sliding_window"] is None
+
+
 @pytest.mark.parametrize("dtype", [torch.bool, torch.int8])
 def test_other_dtypes_are_refused(dtype, tmp_path, alone) -> None:
     write_folder(folder := tmp_path / "model", LLAMA)
     state = load_file(folder / "model.safetensors")
     save_file({name: t.to(dtype) for name, t in state.items()}, folder / "model.safetensors")
-    with pytest.raises(InputError, match=r"must be one of float32, bfloat16, .* got (bool|int8)"):
+    with pytest.raises(InputError, match=r"must be one of F32, BF16, .* got (BOOL|I8)"):
+        from_pretrained(folder, axonn_ext.Grid())
+
+
+def test_float8_is_refused_wherever_it_is(tmp_path, alone) -> None:
+    """Without its scales, which lie in other tensors, its numbers are not the weights."""
+    write_folder(folder := tmp_path / "model", LLAMA)
+    state, name = load_file(folder / "model.safetensors"), "model.layers.1.mlp.up_proj.weight"
+    low = state | {name: state[name].to(torch.float8_e4m3fn)}
+    save_file(low, folder / "model.safetensors")
+    with pytest.raises(InputError, match=rf"{name} must be one of F32, .* got F8_E4M3; have trans"):
+        from_pretrained(folder, axonn_ext.Grid())
+
+
+def test_a_single_file_goes_before_an_index(tmp_path, alone) -> None:
+    """As in transformers; the other is mentioned."""
+    write_folder(folder := tmp_path / "model", LLAMA, num_files=2)
+    want = {name: tensor + 1 for name, tensor in stored_tensors(folder).items()}
+    save_file(want, folder / "model.safetensors")
+    said = r"model\.safetensors is read, as transformers does; model\.safetensors\.index\.json"
+    with pytest.warns(UserWarning, match=said):
+        model = from_pretrained(folder, axonn_ext.Grid())
+    found = full_state_dict(model)
+    assert all(torch.equal(found[name], tensor) for name, tensor in want.items())
+
+
+def test_an_index_and_a_file_without_tensors_are_refused(tmp_path, alone) -> None:
+    write_folder(folder := tmp_path / "model", LLAMA)
+    (folder / "model.safetensors").unlink()
+    (folder / "model.safetensors.index.json").write_text('{"weight_map": {}}')
+    with pytest.raises(InputError, match=r"index\.json: expected a weight_map with tensors"):
+        from_pretrained(folder, axonn_ext.Grid())
+    save_file({}, folder / "model.safetensors")
+    with pytest.raises(InputError, match=r"model\.safetensors: expected tensors, got none"):
         from_pretrained(folder, axonn_ext.Grid())
 
 
