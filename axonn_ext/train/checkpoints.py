@@ -18,6 +18,7 @@ from axonn_ext.optim import AdamW, LossScaler
 from axonn_ext.spec.grid import GridShape
 from axonn_ext.terminal.errors import UserError
 from axonn_ext.train.config import Config
+from axonn_ext.train.export import ORIGINS, Origins
 from axonn_ext.train.job import Job
 
 AUTO = "auto"
@@ -118,6 +119,7 @@ class RunCheckpoints:
             "step": done,
             "model": dataclasses.asdict(self._job.model),
             "config": _as_json(self._job.config),
+            ORIGINS: dataclasses.asdict(Origins.of(self._job)),
         }
         if self._scaler is not None:
             extra[_LOSS_SCALER] = self._scaler.state_dict()

@@ -38,7 +38,7 @@ def test_list_and_inspect(trained, capsys) -> None:
     ]  # fmt: skip
     status, out = call(capsys, "inspect", trained, "--tensors")
     assert status == 0
-    assert "step  6\n" in out and "extra  config, model, step" in out
+    assert "step  6\n" in out and "extra  config, model, origins, step" in out
     assert "model.norm.weight  float32  32  in 1 block\n" in out
 
 
