@@ -133,8 +133,8 @@ class _Gathered:
         if example.num_labels < 1:
             self._leave_out(
                 where, NOTHING_TO_LEARN,
-                f"expected at least two tokens, one of which is learned after another, got "
-                f"{len(example.tokens)}, none of which is",
+                "expected at least two tokens, and one to learn after the first, got "
+                f"{len(example.tokens)} with none to learn",
             )  # fmt: skip
         elif not example.has_label[: self._length].any():
             self._leave_out(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -13,12 +14,16 @@ import torch
 from axonn_ext.data import (
     ArrayTokens,
     ByteVocabulary,
+    EvaluationBatches,
     PackedBatches,
     PackedEvaluation,
     Prompts,
+    RandomWindows,
     RowGroup,
+    ShuffledDocuments,
     load_examples,
     stored_examples,
+    whole,
 )
 from axonn_ext.data.examples import Example, Skipped, pack
 from axonn_ext.nn import Places
@@ -135,7 +140,9 @@ def test_stored_documents_are_the_examples_of_their_text(tmp_path) -> None:
         assert [e.tokens.tolist() for e in a] == [e.tokens.tolist() for e in b]
     assert len(found.held_out) == 2
     short = ArrayTokens(np.arange(4), [3, 1])
-    with pytest.raises(ValueError, match=r"document 1: expected at least two tokens, .* got 1,"):
+    with pytest.raises(
+        ValueError, match=r"document 1: expected at least two tokens, .* got 1 with"
+    ):
         stored_examples(short, vocab_size=256, skips=False, **options)
     assert stored_examples(short, vocab_size=256, **options).skipped[0].count == 1
     with pytest.raises(ValueError, match=r"has token 92, .* not lie in the vocabulary of 60"):
@@ -259,9 +266,9 @@ def test_a_bad_line_is_named_by_its_number(line, message, tmp_path) -> None:
 
 
 UNUSABLE = (
-    ({"text": "a"}, "expected at least two tokens, one of which is learned after another, got 1,"),
-    ({"text": ""}, "expected at least two tokens, one of which is learned after another, got 0,"),
-    ({"prompt": "ab", "completion": ""}, "got 2, none of which is"),
+    ({"text": "a"}, "expected at least two tokens, and one to learn after the first, got 1 with"),
+    ({"text": ""}, "expected at least two tokens, and one to learn after the first, got 0 with"),
+    ({"prompt": "ab", "completion": ""}, "got 2 with none to learn"),
     ({"prompt": "p" * 40, "completion": "c"}, "the prompt has 40 tokens, which leave none"),
 )
 
@@ -289,10 +296,25 @@ def test_what_cannot_be_learned_is_skipped_and_counted(tmp_path) -> None:
         load(str(tmp_path))
 
 
-def test_a_sequence_of_no_tokens_is_refused(tmp_path) -> None:
-    path = write(tmp_path / "a.jsonl", {"text": "ab"})
-    with pytest.raises(ValueError, match="sequence_length must be >= 1, got 0"):
-        load(path, sequence_length=0)
+def of_no_tokens(path: str) -> Iterator[Callable[[], object]]:
+    part, examples = whole(ArrayTokens(np.arange(50))), random_examples(3)
+    options = {"sequence_length": 0, "batch_size": 2}
+    yield lambda: load(path, sequence_length=0)
+    yield lambda: stored_examples(ArrayTokens(np.arange(4)), vocab_size=9, sequence_length=0)
+    yield lambda: PackedBatches(examples, **options).num_labels(0)
+    yield lambda: PackedEvaluation(examples, **options, num_batches=1)
+    yield lambda: EvaluationBatches([part], **options, num_batches=1)
+    yield lambda: RandomWindows(part, **options)
+    yield lambda: ShuffledDocuments(part, sequence_length=0)
+
+
+def test_sequences_of_no_tokens_are_refused(tmp_path) -> None:
+    for make in of_no_tokens(write(tmp_path / "a.jsonl", {"text": "ab"})):
+        with pytest.raises(ValueError, match="sequence_length must be >= 1, got 0"):
+            make()
+    examples = [Example(np.arange(3)), Example(np.arange(9))]
+    with pytest.raises(ValueError, match=r"example 1: expected at most 4 \+ 1 tokens.*, got 9"):
+        PackedEvaluation(examples, sequence_length=4, batch_size=1, num_batches=1)
 
 
 def test_halves_of_surrogate_pairs_are_replaced(tmp_path) -> None:

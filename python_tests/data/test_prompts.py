@@ -27,10 +27,10 @@ def shown(prompts: Prompts, ids: list[int]) -> list[str]:
     return [names[token] for token in ids]
 
 
-@pytest.fixture
-def ending(tmp_path: Path) -> Prompts:
-    """A tokenizer that puts <s> before each text and </s> behind it."""
-    return prompts_of(write_tokenizer(tmp_path / "ending", "mistral", back="</s>"))
+@pytest.fixture(params=["", "</s>"])
+def ending(tmp_path: Path, request: pytest.FixtureRequest) -> Prompts:
+    """A tokenizer that puts <s> before each text and, with one parameter, </s> behind it."""
+    return prompts_of(write_tokenizer(tmp_path / "ending", "mistral", back=request.param))
 
 
 def test_a_prompt_goes_on_and_a_text_ends(ending) -> None:
