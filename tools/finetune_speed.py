@@ -16,6 +16,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -24,7 +25,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 import axonn_ext
-from axonn_ext.data import PackedBatches, RowGroup, load_examples, open_vocabulary
+from axonn_ext.data import PackedBatches, Prompts, RowGroup, load_examples, open_vocabulary
 from axonn_ext.models import ParallelConfig
 from axonn_ext.nn import Places
 from axonn_ext.optim import AdamW
@@ -38,7 +39,8 @@ LR, LENGTH, BATCH, CLIP = 1e-4, 128, 8, 1.0
 def batches_of(args: argparse.Namespace, group: RowGroup) -> PackedBatches:
     """Returns a row group's share of the batches."""
     vocabulary = open_vocabulary(f"{args.model}/tokenizer.json")
-    examples = load_examples(args.data, vocabulary, sequence_length=LENGTH, end_id=0)
+    prompts = Prompts(vocabulary, model=Path(args.model))
+    examples = load_examples(args.data, prompts, sequence_length=LENGTH)
     return PackedBatches(examples.train, sequence_length=LENGTH, batch_size=BATCH, group=group)
 
 

@@ -54,11 +54,19 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
     inspect = add("inspect", "show what a checkpoint has, without reading its tensors", _inspect)
     inspect.add_argument("--tensors", action="store_true", help="show each tensor, too")
     add("verify", "read all of a checkpoint, and name the tensors that are damaged", _verify)
-    export = add("export", "write the model for transformers: safetensors, config.json", _export)
+    export = add(
+        "export",
+        "write the model for transformers: safetensors, config.json, the tokenizer",
+        _export,
+    )
     export.add_argument("out", type=Path, metavar="OUT", help="a new folder")
     export.add_argument(
         "--dtype", choices=("fp32", "bf16", "fp16"), default="fp32", help="(default: %(default)s)"
     )
+    export.add_argument(
+        "--like", type=Path, metavar="FOLDER",
+        help="a copy of the folder with which the run began, if that is no longer where it was",
+    )  # fmt: skip
     rewrite = add("reshard", "write a checkpoint anew, in another number of files", _reshard)
     rewrite.add_argument("out", type=Path, metavar="OUT", help="a new folder")
     rewrite.add_argument(
@@ -161,7 +169,7 @@ def _export(args: argparse.Namespace) -> int:
     path = find_checkpoint(args.path)
     if args.out.exists():
         raise UserError(f"OUT: expected a new folder, but there is {args.out}")
-    config = export(path, args.out, dtype=args.dtype)
+    config = export(path, args.out, dtype=args.dtype, like=args.like)
     say(
         Console(),
         f"{args.out}: {config.family}, {config.num_parameters():,} parameters in {args.dtype}; "

@@ -34,8 +34,9 @@ LORA_LR = "2e-4"
 DESCRIPTION = """\
 Trains a model of a Hugging Face folder further, on a grid of processes, and writes it for
 transformers. Each line of a .jsonl file is an example: {"prompt": ..., "completion": ...}, of which
-the completion is learned, or {"text": ...}; any other file is one text. Examples are packed into
-sequences in which none sees another."""
+the completion is learned, {"messages": [...]}, a chat for the model's own template, of which the
+assistant's turns are learned, or {"text": ...}; any other file is one text. Examples are packed
+into sequences in which none sees another."""
 
 EPILOG = """\
 examples:

@@ -6,7 +6,7 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,8 @@ from axonn_ext import (
     merge_adapters,
     models,
 )
-from axonn_ext.data import Vocabulary, open_vocabulary
+from axonn_ext.data import Prompts, Vocabulary, open_vocabulary
+from axonn_ext.data.tokenizer_files import TOKENIZER
 from axonn_ext.data.units import JSON_LINES, parse_line, shown, whole_text
 from axonn_ext.generation import check_prompts, stream
 from axonn_ext.inputs.errors import InputError, printable
@@ -29,7 +30,7 @@ from axonn_ext.inputs.files import is_file, read_text
 from axonn_ext.launch import process
 from axonn_ext.launch.place import Process
 from axonn_ext.models import ModelConfig, ParallelConfig
-from axonn_ext.pretrained import read_model, stop_ids
+from axonn_ext.pretrained import read_model
 from axonn_ext.spec.grid import GridShape
 from axonn_ext.terminal.arguments import number, whole
 from axonn_ext.terminal.console import Console, say
@@ -39,7 +40,6 @@ from axonn_ext.terminal.grids import check_processes, parse_grid
 DTYPES = {
     "auto": None, "fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16
 }  # fmt: skip
-TOKENIZER = "tokenizer.json"
 UNFINISHED = "\ufffd"  # stands for bytes that are not a whole character yet
 DESCRIPTION = """\
 Continues prompts with a model in a Hugging Face folder, on a grid of processes: x and y split the
@@ -71,8 +71,9 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
     )
     parser.add_argument("--prompt", action="append", default=[], metavar="TEXT", help="repeatable")
     parser.add_argument(
-        "--prompts", metavar="FILE", help="a prompt a line; in .jsonl the field prompt of each line"
-    )
+        "--prompts", metavar="FILE",
+        help="a prompt per line; in .jsonl the field prompt of each line, or the chat in messages",
+    )  # fmt: skip
     parser.add_argument(
         "--grid", default="x=1", metavar="SHAPE", help="x=2,y=2,z=1,data=1 (default: %(default)s)"
     )
@@ -111,7 +112,7 @@ class Request:
     vocabulary: Vocabulary
     texts: list[str]
     prompts: list[list[int]]
-    stop_ids: frozenset[int]
+    stop_ids: Collection[int]
     sampling: Sampling
 
     @classmethod
@@ -124,12 +125,13 @@ class Request:
         if problems:
             raise UserError(*problems)
         vocabulary = model_vocabulary(folder, args.vocabulary)
-        texts = _texts(args)
-        prompts = [vocabulary.encode_prompt(text) for text in texts]
-        check_prompts(prompts, args.max_new_tokens, config.sequence_length, config.vocab_size)
+        encoder = Prompts(vocabulary, model=folder)
+        places, texts, prompts = map(list, zip(*_prompts(args, encoder), strict=True))
+        check_prompts(
+            prompts, args.max_new_tokens, config.sequence_length, config.vocab_size, places=places
+        )
         sampling = Sampling(args.temperature, args.top_k, args.top_p, args.seed)
-        ends = frozenset(stop_ids(folder))
-        return cls(folder, config, shape, vocabulary, texts, prompts, ends, sampling)
+        return cls(folder, config, shape, vocabulary, texts, prompts, encoder.stop_ids, sampling)
 
 
 def run(args: argparse.Namespace, extra: Sequence[str]) -> int:
@@ -252,31 +254,37 @@ def model_vocabulary(folder: Path, name: str | None) -> Vocabulary:
         raise UserError(f"--vocabulary: {error}") from None
 
 
-def _texts(args: argparse.Namespace) -> list[str]:
-    """Returns the prompts of the command line, then those of the file."""
-    texts = [whole_text(text) for text in args.prompt]  # the shell may give bytes that are no text
-    if args.prompts is not None:
-        file = Path(args.prompts)
-        for index, line in enumerate(read_text(file).split("\n"), start=1):
-            if line.strip():
-                texts.append(_prompt_of(file, index, line))
-    if not texts:
+def _prompts(args: argparse.Namespace, encoder: Prompts) -> Iterator[tuple[str, str, list[int]]]:
+    """Yields where each prompt is, its text and its ids: the command line's, then the file's."""
+    for index, text in enumerate(map(whole_text, args.prompt)):  # the shell may give any bytes
+        yield f"prompt {index}", text, encoder.prompt(text)
+    file = None if args.prompts is None else Path(args.prompts)
+    lines = [] if file is None else read_text(file).split("\n")
+    if not args.prompt and not any(line.strip() for line in lines):
         raise UserError("--prompt: expected a prompt, or --prompts FILE, got none")
-    return texts
+    for index, line in enumerate(lines, start=1):
+        if file is not None and line.strip():
+            where = f"{file}, line {index}"
+            yield where, *_prompt_of(where, line, encoder, is_json=file.suffix == JSON_LINES)
 
 
-def _prompt_of(file: Path, index: int, line: str) -> str:
-    if file.suffix != JSON_LINES:
-        return line.removesuffix("\r")
+def _prompt_of(
+    where: str, line: str, encoder: Prompts, *, is_json: bool
+) -> tuple[str, list[int]]:  # fmt: skip
+    """Returns the text and the ids of a line. Raises UserError for one without a prompt."""
+    if not is_json:
+        text = line.removesuffix("\r")
+        return text, encoder.prompt(text)
     try:
-        prompt = parse_line(line.encode()).get("prompt")
+        fields = parse_line(line.encode())
+        if fields.get("messages") is not None:
+            return encoder.chat_prompt(fields)
+        prompt = fields.get("prompt")
         if not isinstance(prompt, str):
-            raise ValueError("expected a text in the field prompt")
+            raise ValueError('expected a text in the field prompt, or a chat in "messages"')
+        return prompt, encoder.prompt(prompt)
     except ValueError as error:
-        raise UserError(
-            f"{file}, line {index}: {error}; it begins {shown(line.encode())}"
-        ) from None
-    return prompt
+        raise UserError(f"{where}: {error}; it begins {shown(line.encode())}") from None
 
 
 def _arguments(args: argparse.Namespace) -> list[str]:

@@ -16,6 +16,7 @@ from axonn_ext import Grid, from_pretrained, models
 from axonn_ext.checkpoint import CheckpointError
 from axonn_ext.checkpoint.folder import find_checkpoint
 from axonn_ext.cli.generate import model_vocabulary
+from axonn_ext.data import Prompts
 from axonn_ext.inputs.errors import InputError
 from axonn_ext.inputs.files import is_file
 from axonn_ext.launch import process
@@ -92,9 +93,9 @@ class Evaluation:
                 raise UserError(*problems)
             most = min(MOST_TOKENS, config.sequence_length)
             # A file of tokens needs no vocabulary, so it is opened when the first text comes.
-            vocabulary = cache(lambda: model_vocabulary(self.folder, self.vocabulary))
+            prompts = cache(lambda: Prompts(model_vocabulary(self.folder, self.vocabulary)))
             documents, num_short = read_documents(
-                self.documents, lambda text: vocabulary().encode_prompt(text), most_tokens=most
+                self.documents, lambda text: prompts().prompt(text), most_tokens=most
             )
             check_documents(documents, config.sequence_length, config.vocab_size)
         except ValueError as error:
@@ -185,7 +186,7 @@ def found_checkpoint(path: Path) -> Path:
 def export_model(path: Path, out: Path, dtype: str) -> None:
     """Writes the model of a checkpoint for transformers. Raises UserError if that fails."""
     try:
-        export(found_checkpoint(path), out, dtype=dtype)
+        export(found_checkpoint(path), out, dtype=dtype, strict=False)
     except (CheckpointError, InputError) as error:
         raise UserError(str(error)) from None
 

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from axonn_ext.data.orders import Order, RandomWindows, ShuffledDocuments
     from axonn_ext.data.packed import PackedBatches, PackedEvaluation
     from axonn_ext.data.permutation import Permutation
+    from axonn_ext.data.prompts import Prompts
     from axonn_ext.data.source import find_text, python_sources
     from axonn_ext.data.stored import vocabulary_of
     from axonn_ext.data.tokenizing import TextCorpus, Tokenizing
@@ -65,6 +66,7 @@ _HOMES = {
     "PackedEvaluation": "packed",
     "Part": "tokens",
     "Permutation": "permutation",
+    "Prompts": "prompts",
     "RandomWindows": "orders",
     "RowGroup": "batches",
     "ShuffledDocuments": "orders",
@@ -110,6 +112,7 @@ __all__ = [
     "PackedEvaluation",
     "Part",
     "Permutation",
+    "Prompts",
     "RandomWindows",
     "RowGroup",
     "ShuffledDocuments",

@@ -1,28 +1,35 @@
-"""Examples for fine-tuning: prompts with completions, of which only these are learned, or texts."""
+"""Examples for fine-tuning: prompts with completions, chats, and texts; and what is learned."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
+from axonn_ext.data.orders import check_sequence_length
+from axonn_ext.data.prompts import Prompts
 from axonn_ext.data.source import check_utf8, find_text
 from axonn_ext.data.tokens import Tokens, whole
 from axonn_ext.data.units import JSON_LINES, parse_line, shown
-from axonn_ext.data.vocabulary import TokenArray, Vocabulary
+from axonn_ext.data.vocabulary import TokenArray
 
 _OPEN = 16  # more leave less room empty, but mix the order less
+_FIELDS = 'an object with "prompt" and "completion", or "text", all strings, or "messages"'
+NOTHING_TO_LEARN = "nothing to learn"
+NO_ROOM = "no room for what is learned"
 
 
 @dataclass(frozen=True)
 class Example:
-    """Tokens, of which the first num_given, a prompt, are not learned; None: a text."""
+    """Tokens, and which of them are learned; None: a text, of which all are."""
 
     tokens: TokenArray
-    num_given: int | None = None
+    learned: NDArray[np.bool_] | None = None
 
     @property
     def num_places(self) -> int:
@@ -30,14 +37,25 @@ class Example:
         return len(self.tokens) - 1
 
     @property
-    def num_labels(self) -> int:
-        """The tokens that are learned; the first one is none, as nothing comes before it."""
-        return len(self.tokens) - self.first_label
+    def has_label(self) -> NDArray[np.bool_]:
+        """Whether each place has a label, the next token. The first token never is one."""
+        if self.learned is None:
+            return np.ones(max(0, self.num_places), dtype=np.bool_)
+        return self.learned[1:]
 
     @property
-    def first_label(self) -> int:
-        """The index of the first token that is learned."""
-        return max(1, self.num_given or 0)
+    def num_labels(self) -> int:
+        """The tokens that are learned."""
+        return int(self.has_label.sum())
+
+
+@dataclass(frozen=True)
+class Skipped:
+    """Examples that were left out: why, how many, and where the first of them is."""
+
+    reason: str
+    count: int
+    first: str
 
 
 @dataclass(frozen=True)
@@ -47,131 +65,154 @@ class Examples:
     train: list[Example]
     held_out: list[Example]
     num_cut: int
+    skipped: tuple[Skipped, ...] = ()
 
 
 def load_examples(
-    path: str, vocabulary: Vocabulary, *, sequence_length: int, end_id: int | None = None,
-    held_out: float = 0.05,
+    path: str, prompts: Prompts, *, sequence_length: int, held_out: float = 0.05,
+    skips: bool = True,
 ) -> Examples:  # fmt: skip
     """Reads and tokenises the examples of a file, or of all files of a folder.
 
     Each line of a .jsonl file is an example: {"prompt": ..., "completion": ...}, of which the
-    completion is learned, or {"text": ...}. Any other file is one text. Texts that are longer than
-    a sequence are cut into several examples, which share the token between them; completions are
-    cut off. A prompt and its completion are tokenised together, unless that changes the prompt's
-    last token. The tokens that the tokenizer puts around a text come first, end_id last.
+    completion is learned, {"messages": [...]}, of which the turns of the assistant are, or
+    {"text": ...}. Any other file is one text. Texts that are longer than a sequence are cut into
+    several examples, which share the token between them; other examples end with the sequence.
 
-    held_out: the fraction of examples, at the end, that is not used for training.
+    held_out: the fraction of examples, at the end, that is not used for training. skips: leaves
+    out examples with nothing to learn, and those of which nothing that is learned fits a sequence.
 
-    Raises: ValueError for a file that cannot be read, or a line that is no example, by its number.
+    Raises: ValueError for a sequence_length below 1, a file that cannot be read, or a line that is
+        no example, by its number; without skips also for an example that would be left out.
     """
-    files = find_text(path)
-    found: list[Example] = []
-    num_cut = 0
-    for file in files:
-        for where, prompt, text in _read(file):
-            whole = _tokenize(prompt, text, vocabulary, end_id)
-            if whole.num_labels < 1:
-                raise ValueError(
-                    f"{where}: expected at least two tokens, the second of which is learned, got "
-                    f"{len(whole.tokens)}"
-                )
-            if whole.first_label > sequence_length:
-                raise ValueError(
-                    f"{where}: the prompt has {whole.num_given} tokens, which leave none of a "
-                    f"sequence of {sequence_length} for the completion"
-                )
-            num_cut += whole.num_places > sequence_length
-            found += _fit(whole, sequence_length)
-    return _split(path, found, held_out, num_cut)
+    gathered = _Gathered(path, sequence_length, skips)
+    for file in find_text(path):
+        for where, fields in _read(file):
+            try:
+                example = _encoded(fields, prompts)
+            except ValueError as error:
+                raise ValueError(f"{where}: {error}") from None
+            gathered.add(where, example)
+    return gathered.split(held_out)
 
 
 def stored_examples(
-    tokens: Tokens, *, sequence_length: int, vocab_size: int, held_out: float = 0.05
-) -> Examples:
+    tokens: Tokens, *, sequence_length: int, vocab_size: int, held_out: float = 0.05,
+    skips: bool = True,
+) -> Examples:  # fmt: skip
     """Returns the documents of token files as examples, all of whose tokens are learned.
 
     Documents that are longer than a sequence are cut as `load_examples` cuts texts. All are read
-    into memory. held_out: as there.
+    into memory. held_out, skips: as there.
 
-    Raises: ValueError, with the document's number, for one of fewer than two tokens; for a token
-        that is not below vocab_size; and for a file that is damaged.
+    Raises: ValueError for a sequence_length below 1; for a token that is not below vocab_size; for
+        a file that is damaged; and without skips for a document of fewer than two tokens.
     """
     part = whole(tokens, vocab_size=vocab_size)
     starts = tokens.starts(np.arange(tokens.num_documents + 1, dtype=np.int64)).tolist()
-    found: list[Example] = []
-    num_cut = 0
+    gathered = _Gathered(tokens.name, sequence_length, skips)
     for number, (start, end) in enumerate(itertools.pairwise(starts)):
-        if end - start < 2:
-            raise ValueError(
-                f"{tokens.name}: expected at least two tokens in each document, the second of "
-                f"which is learned, got {end - start} in document {number}"
-            )
         example = Example(part.read(start, end - start))
-        num_cut += example.num_places > sequence_length
-        found += _fit(example, sequence_length)
-    return _split(tokens.name, found, held_out, num_cut)
+        gathered.add(f"{tokens.name}, document {number}", example)
+    return gathered.split(held_out)
 
 
-def _split(name: str, found: list[Example], held_out: float, num_cut: int) -> Examples:
-    cut = len(found) - int(len(found) * held_out)
-    if not cut:
-        raise ValueError(f"{name}: expected at least one example, got none")
-    return Examples(found[:cut], found[cut:], num_cut)
+class _Gathered:
+    """Examples that were read so far, and those that were left out."""
+
+    def __init__(self, name: str, sequence_length: int, skips: bool) -> None:
+        check_sequence_length(sequence_length)
+        self._name, self._length, self._skips = name, sequence_length, skips
+        self._found: list[Example] = []
+        self._left_out: dict[str, list[str]] = {}
+        self._num_cut = 0
+
+    def add(self, where: str, example: Example) -> None:
+        """Takes an example, as parts that fit a sequence, or leaves it out."""
+        num_places = example.num_places
+        if example.num_labels < 1:
+            self._leave_out(
+                where, NOTHING_TO_LEARN,
+                "expected at least two tokens, and one to learn after the first, got "
+                f"{len(example.tokens)} with none to learn",
+            )  # fmt: skip
+        elif not example.has_label[: self._length].any():
+            self._leave_out(
+                where, NO_ROOM,
+                f"the prompt has {int(example.has_label.argmax()) + 1} tokens, which leave none of "
+                f"a sequence of {self._length} for what is learned",
+            )  # fmt: skip
+        else:
+            self._num_cut += num_places > self._length
+            self._found += _fit(example, self._length)
+
+    def split(self, held_out: float) -> Examples:
+        """Returns all examples. Raises ValueError if there is none for training."""
+        skipped = tuple(
+            Skipped(reason, len(places), places[0]) for reason, places in self._left_out.items()
+        )
+        cut = len(self._found) - int(len(self._found) * held_out)
+        if not cut:
+            left = "".join(f"; {e.count:,} have {e.reason} (first: {e.first})" for e in skipped)
+            raise ValueError(f"{self._name}: expected at least one example, got none{left}")
+        return Examples(self._found[:cut], self._found[cut:], self._num_cut, skipped)
+
+    def _leave_out(self, where: str, reason: str, why: str) -> None:
+        if not self._skips:
+            raise ValueError(f"{where}: {why}")
+        self._left_out.setdefault(reason, []).append(where)
 
 
-def _read(file: Path) -> Iterator[tuple[str, str | None, str]]:
-    """Yields where each example is, its prompt if it has one, and what is to be learned."""
+def _read(file: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Yields where each example is, and its fields."""
     try:
         if file.suffix != JSON_LINES:
             content = file.read_bytes()
             check_utf8(content, file)
-            yield str(file), None, content.decode()
+            yield str(file), {"text": content.decode()}
             return
         with file.open("rb") as stream:
             for number, line in enumerate(stream, start=1):
                 if line.strip():
-                    yield _parse(f"{file}, line {number}", line)
+                    yield f"{file}, line {number}", _parse(f"{file}, line {number}", line)
     except OSError as error:
         raise ValueError(f"cannot read {file}: {error.strerror}") from None
 
 
-def _parse(where: str, line: bytes) -> tuple[str, str | None, str]:
+def _parse(where: str, line: bytes) -> Mapping[str, Any]:
+    """Returns the fields of a line that has those of one kind of example."""
     try:
         fields = parse_line(line)
+        keys = ("prompt", "completion", "text", "messages")
+        given = {key for key in keys if fields.get(key) is not None}
+        strings = all(isinstance(fields[key], str) for key in given - {"messages"})
+        if not strings or given not in ({"prompt", "completion"}, {"text"}, {"messages"}):
+            raise ValueError(f"expected {_FIELDS}")
     except ValueError as error:
         raise ValueError(f"{where}: {error}; it begins {shown(line)}") from None
-    prompt, completion, text = (fields.get(key) for key in ("prompt", "completion", "text"))
-    if isinstance(prompt, str) and isinstance(completion, str) and completion:
-        return where, prompt, completion
-    if isinstance(text, str) and text and prompt is None and completion is None:
-        return where, None, text
-    raise ValueError(
-        f"{where}: expected a prompt and a completion, or a text, as texts; it begins {shown(line)}"
-    )
+    return fields
 
 
-def _tokenize(prompt: str | None, text: str, vocabulary: Vocabulary, end_id: int | None) -> Example:
-    end = [] if end_id is None else [end_id]
-
-    def encode(text: str) -> list[int]:
-        ids = vocabulary.encode_prompt(text)
-        return ids[:-1] if end and ids[-1:] == end else ids  # some tokenizers add it themselves
-
-    if prompt is None:
-        return Example(np.asarray(encode(text) + end, dtype=np.int64))
-    given, both = encode(prompt), encode(prompt + text)
-    if both[: len(given)] != given:  # the last token of the prompt would be another one
-        both = given + vocabulary.encode(text.encode()).tolist()
-    return Example(np.asarray(both + end, dtype=np.int64), len(given))
+def _encoded(fields: Mapping[str, Any], prompts: Prompts) -> Example:
+    if fields.get("messages") is not None:
+        ids, learned = prompts.chat(fields)
+    elif fields.get("text") is not None:
+        ids = prompts.text(fields["text"]) if fields["text"] else []
+        return Example(np.asarray(ids, dtype=np.int64))
+    else:
+        ids, num_given = prompts.completed(fields["prompt"], fields["completion"])
+        learned = np.arange(len(ids)) >= num_given
+        if not fields["completion"]:
+            learned[:] = False
+    return Example(np.asarray(ids, dtype=np.int64), learned)
 
 
 def _fit(example: Example, sequence_length: int) -> list[Example]:
     """Returns the parts of an example that fit a sequence."""
     size, tokens = sequence_length + 1, example.tokens
-    if example.num_given is not None:
-        return [Example(tokens[:size], example.num_given)]
-    starts = range(0, max(1, len(tokens) - 1), sequence_length)
+    if example.learned is not None:
+        return [Example(tokens[:size], example.learned[:size])]
+    starts = range(0, len(tokens) - 1, sequence_length)
     return [Example(tokens[start : start + size]) for start in starts]
 
 
@@ -181,11 +222,19 @@ def pack(
     """Returns the numbers of the examples of each sequence, for examples taken in an order.
 
     Each goes into the oldest of the last _OPEN sequences that has room for it, else into a new one.
+
+    Raises: ValueError for a sequence_length below 1, and for an example that is longer.
     """
+    check_sequence_length(sequence_length)
     packed: list[list[int]] = []
     room: list[int] = []
     for number in order:
         needed = examples[number].num_places
+        if needed > sequence_length:
+            raise ValueError(
+                f"example {number}: expected at most {sequence_length} + 1 tokens, which fit a "
+                f"sequence, got {needed + 1}"
+            )
         for place in range(max(0, len(packed) - _OPEN), len(packed)):
             if room[place] >= needed:
                 packed[place].append(number)

@@ -232,11 +232,18 @@ def windows(part: Part, starts: NDArray[np.int64], sequence_length: int) -> NDAr
     return np.stack([part.read(start, sequence_length + 1) for start in starts.tolist()])
 
 
+def check_sequence_length(sequence_length: int) -> None:
+    """Raises ValueError for a sequence of no tokens."""
+    if sequence_length < 1:
+        raise ValueError(f"sequence_length must be >= 1, got {sequence_length}")
+
+
 def check_length(part: Part, sequence_length: int, kind: str, *, note: str = "") -> None:
     """Raises ValueError if the part is shorter than one sequence with its labels.
 
-    note: ends the message.
+    A sequence has at least one token. note: ends the message.
     """
+    check_sequence_length(sequence_length)
     if part.count <= sequence_length:
         raise ValueError(
             f"the {kind} text has {part.count} tokens, but a sequence of {sequence_length} with "

@@ -142,8 +142,8 @@ def _batch(
             end = start + example.num_places
             tokens[row, start:end] = example.tokens[:-1]
             documents[row, start:end] = place
-            first = example.first_label
-            labels[row, start + first - 1 : end] = _labels(example, goldfish)[first - 1 :]
+            mine = _labels(example, goldfish)
+            labels[row, start:end] = np.where(example.has_label, mine, IGNORE_INDEX)
             start = end
     return Batch(*map(torch.from_numpy, (tokens, labels, documents)))
 

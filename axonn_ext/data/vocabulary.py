@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,10 +34,6 @@ class Vocabulary(Protocol):
         """Returns the token ids of one document."""
         ...
 
-    def encode_prompt(self, text: str) -> list[int]:
-        """Returns the ids of a text with those that the tokenizer puts around it, if any."""
-        ...
-
     def encode_all(self, texts: Sequence[bytes]) -> list[TokenArray]:
         """Returns the token ids of each text, of a few MB at most."""
         ...
@@ -54,9 +51,6 @@ class ByteVocabulary:
 
     def encode(self, document: bytes) -> TokenArray:
         return np.frombuffer(document, dtype=np.uint8)
-
-    def encode_prompt(self, text: str) -> list[int]:
-        return list(text.encode())
 
     def encode_all(self, texts: Sequence[bytes]) -> list[TokenArray]:
         return [self.encode(text) for text in texts]
@@ -95,6 +89,7 @@ class TokenizerVocabulary:
         # The file may say how a batch is cut and filled, which is for others.
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
+        self.path = path
         self.num_tokens = max(self._tokenizer.get_vocab().values(), default=-1) + 1
         self.sha256: str | None = hashlib.sha256(path.read_bytes()).hexdigest()
 
@@ -114,8 +109,22 @@ class TokenizerVocabulary:
                 batch, batch_bytes = [], 0
         return encoded + self._encode_batch(batch)
 
-    def encode_prompt(self, text: str) -> list[int]:
-        return [int(token) for token in self._tokenizer.encode(text).ids]
+    @property
+    def front(self) -> list[int]:
+        """The ids that the tokenizer puts before a text."""
+        probe = self._tokenizer.encode("a")
+        added = zip(probe.ids, probe.special_tokens_mask, strict=True)
+        return [token for token, _ in itertools.takewhile(lambda each: each[1], added)]
+
+    def find(self, token: str) -> int | None:
+        """Returns the id of a token, such as "</s>"; None if there is no such token."""
+        found = self._tokenizer.token_to_id(token)
+        return None if found is None else int(found)
+
+    def encode_placed(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
+        """Returns the ids of a text, and the characters of the text [begin, end) of each."""
+        found = self._tokenizer.encode(text, add_special_tokens=False)
+        return found.ids, found.offsets
 
     def _encode_batch(self, texts: list[str]) -> list[TokenArray]:
         found = self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)

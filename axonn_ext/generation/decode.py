@@ -97,25 +97,30 @@ def _never_chosen(model: Transformer, stop_ids: Collection[int], num_tokens: int
 
 
 def check_prompts(
-    prompts: Sequence[Sequence[int]], max_new_tokens: int, sequence_length: int, vocab_size: int
-) -> None:
-    """Raises ValueError for prompts that a model of these sizes cannot continue."""
+    prompts: Sequence[Sequence[int]], max_new_tokens: int, sequence_length: int, vocab_size: int,
+    *, places: Sequence[str] = (),
+) -> None:  # fmt: skip
+    """Raises ValueError for prompts that a model of these sizes cannot continue.
+
+    places: where each prompt comes from, for messages; default its number.
+    """
     if not prompts:
         raise ValueError("prompts: expected at least one, got none")
     if max_new_tokens < 1:
         raise ValueError(f"max_new_tokens must be >= 1, got {max_new_tokens}")
-    for number, prompt in enumerate(prompts):
+    places = places or [f"prompt {number}" for number in range(len(prompts))]
+    for where, prompt in zip(places, prompts, strict=True):
         if not prompt:
-            raise ValueError(f"prompt {number}: expected at least one token, got none")
+            raise ValueError(f"{where}: expected at least one token, got none")
         if not 0 <= min(prompt) <= max(prompt) < vocab_size:
             raise ValueError(
-                f"prompt {number}: token ids must be in [0, {vocab_size}), got "
-                f"{min(prompt)} to {max(prompt)}"
+                f"{where}: token ids must be in [0, {vocab_size}), got {min(prompt)} to "
+                f"{max(prompt)}"
             )
         if len(prompt) + max_new_tokens > sequence_length:
             raise ValueError(
-                f"prompt {number}: its {len(prompt)} tokens and {max_new_tokens} new ones are more "
-                f"than the model's sequence_length of {sequence_length}"
+                f"{where}: its {len(prompt)} tokens and {max_new_tokens} new ones are more than "
+                f"the model's sequence_length of {sequence_length}"
             )
 
 

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import numpy as np
 
-from axonn_ext.data import ByteVocabulary, Example, PackedBatches, Vocabulary, find_text
+from axonn_ext.data import ByteVocabulary, Example, PackedBatches, Prompts, Vocabulary, find_text
 from axonn_ext.data.index_writer import IndexedWriter, dtype_for
-from axonn_ext.data.units import find_units, read_unit
+from axonn_ext.data.units import Piece, find_units, read_unit
 from axonn_ext.data.vocabulary import BYTES
 from axonn_ext.inputs.errors import InputError
 from axonn_ext.inputs.files import read_json
@@ -183,17 +183,16 @@ class Exposures:
 
 def _documents(settings: Settings, vocabulary: Vocabulary) -> tuple[list[Document], int]:
     """Returns the documents of all buckets, and how many there were to choose from."""
+    encode = Prompts(vocabulary).prompt
     most = min(MOST_TOKENS, settings.sequence_length)
     if settings.documents:
-        found, num_short = read_documents(
-            Path(settings.documents), vocabulary.encode_prompt, most_tokens=most
-        )
+        found, num_short = read_documents(Path(settings.documents), encode, most_tokens=most)
     else:
         count = settings.per_bucket * len(settings.repetitions)
         texts = _generated(settings, vocabulary, count, seed=2 * settings.seed + 1)
         num_short = 0
         found = [
-            Document(tuple(vocabulary.encode_prompt(text)[:most]), None, f"generated document {n}")
+            Document(tuple(encode(text)[:most]), None, f"generated document {n}")
             for n, text in enumerate(texts)
         ]
     dealt = deal(found, settings.repetitions, each=settings.per_bucket)
@@ -203,8 +202,8 @@ def _documents(settings: Settings, vocabulary: Vocabulary) -> tuple[list[Documen
 def _background(settings: Settings, vocabulary: Vocabulary) -> Iterator[Tokens]:
     """Yields the documents of the background, without those of a single token."""
     if settings.background:
-        texts = (
-            piece.text
+        pieces = (
+            piece
             for unit in find_units(find_text(settings.background), "text")
             for piece in read_unit(unit, any_bytes=isinstance(vocabulary, ByteVocabulary))
         )
@@ -212,9 +211,11 @@ def _background(settings: Settings, vocabulary: Vocabulary) -> Iterator[Tokens]:
         generated = _generated(
             settings, vocabulary, settings.background_size, seed=2 * settings.seed + 2
         )
-        texts = (text.encode() for text in generated)
-    for text in texts:
-        tokens = tuple(vocabulary.encode(text).tolist())
+        pieces = (Piece(text.encode()) for text in generated)
+    prompts = Prompts(vocabulary)
+    for piece in pieces:
+        encode = prompts.document if piece.begins else vocabulary.encode
+        tokens = tuple(map(int, encode(piece.text)))
         if len(tokens) > 1:
             yield tokens
 

@@ -13,13 +13,13 @@ from axonn_ext.spec.model import ModelConfig
 def check_token_ids(token_ids: Tensor, config: ModelConfig) -> int:
     """Returns the sequence length S of token_ids [B, S].
 
-    Raises ValueError for any other shape, and where S exceeds the model's sequence_length.
+    Raises ValueError for any other shape, and where S is 0 or exceeds the model's sequence_length.
     """
     check_tensor("model", "token_ids", token_ids)
-    if token_ids.dim() != 2 or token_ids.shape[1] > config.sequence_length:
+    if token_ids.dim() != 2 or not 1 <= token_ids.shape[1] <= config.sequence_length:
         raise ValueError(
-            f"token_ids must have shape [sequences, length <= {config.sequence_length}], "
-            f"got {list(token_ids.shape)}"
+            f"token_ids must have shape [sequences, length], 1 <= length <= "
+            f"{config.sequence_length}, got {list(token_ids.shape)}"
         )
     return token_ids.shape[1]
 

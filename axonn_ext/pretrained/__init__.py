@@ -1,7 +1,7 @@
 """Hugging Face's models, in and out, on any grid."""
 
 from axonn_ext.pretrained.adapter_files import load_adapter, save_adapter
-from axonn_ext.pretrained.files import read_model, stop_ids
+from axonn_ext.pretrained.files import read_model
 from axonn_ext.pretrained.load import from_pretrained
 from axonn_ext.pretrained.lora import adapters_of, add_adapters, merge_adapters
 from axonn_ext.pretrained.save import save_pretrained
@@ -15,5 +15,4 @@ __all__ = [
     "read_model",
     "save_adapter",
     "save_pretrained",
-    "stop_ids",
 ]

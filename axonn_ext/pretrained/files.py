@@ -175,18 +175,3 @@ def refuse_unknown(files: PretrainedFiles, known: Iterable[str]) -> None:
         raise InputError(
             f"{files.folder}: tensors that the model does not have: {first_of(unknown)}"
         )
-
-
-def stop_ids(folder: Path) -> list[int]:
-    """Returns the ids that end a text (eos_token_id); none if the files name none.
-
-    Raises InputError for a file that cannot be read.
-    """
-    for name in ("generation_config.json", CONFIG):
-        described = read_json(folder / name) if is_file(folder / name) else {}
-        value = described.get("eos_token_id") if isinstance(described, Mapping) else None
-        ids: list[Any] = value if isinstance(value, list) else [value]
-        found = [each for each in ids if type(each) is int and each >= 0]
-        if found:
-            return found
-    return []

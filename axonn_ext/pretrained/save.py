@@ -18,22 +18,17 @@ from torch import Tensor
 
 from axonn_ext.checkpoint.files import remove, sync_folder, write_tensors, write_text
 from axonn_ext.inputs.errors import InputError
-from axonn_ext.inputs.files import is_file, read_json
+from axonn_ext.inputs.files import read_json
 from axonn_ext.models.stored import Stored
 from axonn_ext.models.transformer import Transformer
 from axonn_ext.nn.sharded import sharded_parameters
 from axonn_ext.planner.model_files import read_config
 from axonn_ext.pretrained.files import CONFIG, INDEX, WHOLE
 from axonn_ext.pretrained.lora import adapters_of
+from axonn_ext.pretrained.tokenizer import copy_tokenizer, special_ids
 from axonn_ext.spec.model import ModelConfig
 
 SHARD_BYTES = 5_000_000_000  # as many as transformers writes into one file
-# The files of a tokenizer and of generation, none of which is large.
-_COPIED = (
-    "tokenizer.json", "tokenizer_config.json", "tokenizer.model", "special_tokens_map.json",
-    "added_tokens.json", "vocab.json", "merges.txt", "chat_template.jinja",
-    "generation_config.json",
-)  # fmt: skip
 # Keys of another config.json that would contradict ours, beside those that ours has.
 _DECIDED = (
     "architectures", "dtype", "torch_dtype", "rope_parameters", "rope_scaling", "layer_types",
@@ -46,14 +41,19 @@ def save_pretrained(
     folder: str | Path,
     *,
     like: str | Path | None = None,
+    tokenizer: str | Path | None = None,
     shard_bytes: int = SHARD_BYTES,
 ) -> None:
     """Writes the model to a new folder, from which transformers and `from_pretrained` load it.
 
     All ranks call it. What the model does not represent, such as the ids of special tokens or a
-    sliding window, config.json has as the file had that the model was loaded from. like: a folder
-    whose tokenizer's files are copied, and whose config.json is taken instead.
-    shard_bytes: the most bytes of tensors in one file, unless a tensor alone has more.
+    sliding window, config.json has as the file had that the model was loaded from.
+
+    like         a folder whose tokenizer and generation_config.json are copied, and whose
+                 config.json is taken instead
+    tokenizer    a file of the tokenizers library that is copied, with what lies beside it, instead
+                 of the tokenizer of `like`; or "bytes": none is
+    shard_bytes  the most bytes of tensors in one file, unless a tensor alone has more
 
     Rank 0 writes; it holds the tensors of one file in memory, each other rank one tensor. The
     folder is written beside and then renamed. Collectives: all-gathers over the axes that split
@@ -71,7 +71,7 @@ def save_pretrained(
             writer.take(described, whole)
     errors: list[str | None] = [None]
     if writer is not None:
-        writer.finish(like)
+        writer.finish(None if like is None else Path(like), tokenizer)
         errors = [writer.error]
     if model.grid.world_size > 1:
         dist.broadcast_object_list(errors, src=0)
@@ -181,7 +181,7 @@ class _Writer:
             ):
                 self._write({name: self._held.pop(name).contiguous() for name in names})
 
-    def finish(self, like: str | Path | None) -> None:
+    def finish(self, like: Path | None, tokenizer: str | Path | None) -> None:
         """Writes what is not tensors, and gives the folder its name."""
         if self.error is not None:
             return
@@ -190,7 +190,9 @@ class _Writer:
             assert not self._held and self._num_files == len(self._plan)
             if len(self._plan) > 1:
                 write_text(self._partial / INDEX, _as_json(self._index()))
-            described = _describe(self._model, None if like is None else Path(like))
+            copy_tokenizer(self._partial, like=like, tokenizer=tokenizer)
+            described = _describe(self._model, like)
+            described |= special_ids(self._partial, described, like=like)
             write_text(self._partial / CONFIG, _as_json(described))
             found, config = read_config(self._partial / CONFIG), self._model.config
             describe = config.traits.hugging_face.config_json
@@ -198,9 +200,6 @@ class _Writer:
             if describe(dataclasses.replace(found, sequence_length=length)) != describe(config):
                 source = f"of {like}" if like is not None else "that it was loaded from"
                 raise InputError(f"the {CONFIG} {source} contradicts the model")
-            for name in _COPIED if like is not None else ():
-                if is_file(path := Path(like or "") / name):
-                    shutil.copyfile(path, self._partial / name)
             sync_folder(self._partial)
             self._partial.rename(self._folder)
             sync_folder(self._folder.parent)

@@ -19,13 +19,14 @@ from axonn_ext.optim import AdamW, LossScaler
 from axonn_ext.spec.grid import GridShape
 from axonn_ext.terminal.errors import UserError
 from axonn_ext.train.config import Config
+from axonn_ext.train.export import CONFIG_JSON, ORIGINS, Origins
 from axonn_ext.train.job import Job
 
 AUTO = "auto"
 FAREWELL_SECONDS = 10.0
-# Keys in the `extra` of a checkpoint: the state of the scaler, what model.pretrained says, and how
+# Keys in the `extra` of a checkpoint, beside those of `export`: the state of the scaler, and how
 # many sequences were read.
-_LOSS_SCALER, CONFIG_JSON, _SEQUENCES = "loss_scaler", "config_json", "sequences"
+_LOSS_SCALER, _SEQUENCES = "loss_scaler", "sequences"
 NOTHING = "none"  # what `find_resumed` says if there is nothing to go on from
 _EFFECTS = {  # of a change on what is read
     "train.batch_size": ": it goes on with the sequences behind those that were read",
@@ -132,6 +133,7 @@ class RunCheckpoints:
             "model": dataclasses.asdict(self._job.model),
             "config": _as_json(self._job.config),
             CONFIG_JSON: self._config_json,
+            ORIGINS: dataclasses.asdict(Origins.of(self._job)),
             _SEQUENCES: done * self._job.config.train.batch_size + self._shift,
         }
         if self._scaler is not None:

@@ -115,6 +115,11 @@ class DataTable:
     max_bytes: int = _key(0, "of text; read no more; 0: all (8 MB of Python's sources)", minimum=0)
     epochs: int = _key(0, "order examples: nothing is read after so many; 0: no end", minimum=0)
     held_out: float = _key(0.05, "fraction at the end, for evaluation only", minimum=0, maximum=0.9)
+    on_unusable: str = _key(
+        "skip",
+        "order examples: one has nothing to learn, or no room for it: skip it, or end the run",
+        choices=("skip", "stop"),
+    )
 
 
 @dataclass(frozen=True)

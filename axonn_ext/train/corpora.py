@@ -17,6 +17,7 @@ from axonn_ext.data import (
     Examples,
     PackedBatches,
     PackedEvaluation,
+    Prompts,
     RowGroup,
     Source,
     StoredVocabulary,
@@ -32,8 +33,6 @@ from axonn_ext.data import (
 )
 from axonn_ext.data.corpus import DOCUMENTS
 from axonn_ext.data.tokens import document_note
-from axonn_ext.inputs.errors import InputError
-from axonn_ext.pretrained import stop_ids
 from axonn_ext.terminal.errors import TrainingError, UserError
 from axonn_ext.train.config import EXAMPLES, Config
 
@@ -107,7 +106,7 @@ def make_batches(
     train, length = job.config.train, job.config.model.sequence_length
     if isinstance(corpus, Examples):
         packed = packed_batches(job.config, corpus, group)
-        if not train.eval_interval:
+        if not train.eval_interval or not corpus.held_out:
             return packed, None
         return packed, PackedEvaluation(
             corpus.held_out, sequence_length=length, batch_size=job.config.micro_batch_size,
@@ -141,41 +140,38 @@ def examples_of(
         raise UserError(f"{_key(config)}: data.order examples needs a text in data.text")
     if data.max_bytes:
         raise UserError("data.max_bytes: expected 0 with data.order examples, which reads all")
+    length, skips = config.model.sequence_length, data.on_unusable == "skip"
     try:
         if source.is_text:
             assert vocabulary is not None, "a text needs a vocabulary"
-            examples = load_examples(
-                data.text, vocabulary, sequence_length=config.model.sequence_length,
-                end_id=_end_id(config, vocab_size), held_out=data.held_out,
+            return load_examples(
+                data.text, _prompts(config, vocabulary, vocab_size), sequence_length=length,
+                held_out=data.held_out, skips=skips,
             )  # fmt: skip
-        else:
-            examples = stored_examples(
-                open_tokens(source), sequence_length=config.model.sequence_length,
-                vocab_size=vocab_size, held_out=data.held_out,
-            )  # fmt: skip
+        return stored_examples(
+            open_tokens(source), sequence_length=length, vocab_size=vocab_size,
+            held_out=data.held_out, skips=skips,
+        )  # fmt: skip
     except ValueError as error:
         raise UserError(f"data.text: {error}") from None
-    if config.train.eval_interval and not examples.held_out:
-        raise UserError(
-            f"data.held_out: expected so many that one of {len(examples.train)} examples is held "
-            f"out for evaluation, got {data.held_out}; or set train.eval_interval to 0"
-        )
-    return examples
 
 
-def _end_id(config: Config, vocab_size: int) -> int | None:
-    """Returns the id that ends a pretrained model's texts. Raises UserError if it is too large."""
+def _prompts(config: Config, vocabulary: Vocabulary, vocab_size: int) -> Prompts:
+    """Returns what encodes a run's examples. Raises UserError if it cannot, for this model."""
     pretrained = config.model.pretrained
     try:
-        ends = stop_ids(Path(pretrained)) if pretrained else []
-    except InputError as error:
-        raise UserError(f"model.pretrained: {error}") from None
-    if ends and ends[0] >= vocab_size:
+        prompts = Prompts(vocabulary, model=Path(pretrained) if pretrained else None)
+    except ValueError as error:
+        raise UserError(
+            f"{'model.pretrained' if pretrained else 'data.vocabulary'}: {error}"
+        ) from None
+    if prompts.end_id is not None and prompts.end_id >= vocab_size:
         raise UserError(
             f"model.pretrained: expected an eos_token_id below {vocab_size}, the size of the "
-            f"vocabulary, in generation_config.json or config.json of {pretrained}, got {ends[0]}"
+            f"vocabulary, in generation_config.json or config.json of {pretrained}, got "
+            f"{prompts.end_id}"
         )
-    return ends[0] if ends else None
+    return prompts
 
 
 def _check_epochs(config: Config, examples: Examples) -> None:

@@ -1,9 +1,12 @@
-"""Writes the model of a checkpoint as transformers loads it."""
+"""Writes the model of a checkpoint as transformers loads it, with the tokenizer of its run."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from torch.distributed import HashStore
 
@@ -11,18 +14,74 @@ import axonn_ext
 from axonn_ext import models
 from axonn_ext.checkpoint import CheckpointError, load
 from axonn_ext.checkpoint.manifest import read_manifest
+from axonn_ext.data import StoredVocabulary
+from axonn_ext.data.source import expand_home
+from axonn_ext.data.tokenizer_files import TOKENIZER
+from axonn_ext.data.vocabulary import BYTES
+from axonn_ext.inputs.files import is_file, is_folder
 from axonn_ext.launch import process
 from axonn_ext.launch.place import Process
 from axonn_ext.models import ModelConfig, ParallelConfig
 from axonn_ext.pretrained import merge_adapters, save_pretrained
-from axonn_ext.train.checkpoints import CONFIG_JSON
 from axonn_ext.train.config import LoraTable
-from axonn_ext.train.job import DTYPES
+from axonn_ext.train.job import DTYPES, Job
 from axonn_ext.train.model import add_adapters
 
+# Keys of a checkpoint: what the config.json of the model said that the run began with, and Origins.
+CONFIG_JSON, ORIGINS = "config_json", "origins"
 
-def export(checkpoint: Path, out: Path, *, dtype: str) -> ModelConfig:
+
+@dataclass(frozen=True)
+class Origins:
+    """Where a run has its model and its tokenizer from.
+
+    pretrained    the folder of the model; "": it was trained from nothing
+    tokenizer     its file, or "bytes"; "": that of the model, or none that is known
+    """
+
+    pretrained: str
+    tokenizer: str
+
+    @classmethod
+    def of(cls, job: Job) -> Origins:
+        """Returns those of a run, as paths that hold in any working directory."""
+        base, name = job.config.model.pretrained, job.config.data.vocabulary
+        if isinstance(job.vocabulary, StoredVocabulary):
+            name = ""
+        elif name not in ("", BYTES):
+            name = str(expand_home(name).resolve())
+        return cls(str(Path(base).resolve()) if base else "", name)
+
+    @classmethod
+    def saved(cls, extra: Mapping[str, Any]) -> Origins:
+        """Returns those that a checkpoint names; those of older runs are in the configuration."""
+        if ORIGINS in extra:
+            return cls(**extra[ORIGINS])
+        return cls(extra.get("config", {}).get("model", {}).get("pretrained", ""), "")
+
+    def found(self, like: Path | None) -> Origins:
+        """Returns these, or a copy of them in the folder `like`. Raises CheckpointError if none."""
+        place = self
+        if like is not None:
+            tokenizer = self.tokenizer if self.tokenizer in ("", BYTES) else str(like / TOKENIZER)
+            place = Origins(str(like) if self.pretrained else "", tokenizer)
+        for name in (place.pretrained, place.tokenizer):
+            if name not in ("", BYTES) and not (is_folder(Path(name)) or is_file(Path(name))):
+                raise CheckpointError(
+                    f"the run began with {name}, whose tokenizer and special tokens belong to what "
+                    "is exported, but it is not there; bring it back, or give --like FOLDER with a "
+                    "copy"
+                )
+        return place
+
+
+def export(
+    checkpoint: Path, out: Path, *, dtype: str, like: Path | None = None, strict: bool = True
+) -> ModelConfig:
     """Writes the model to a new folder as `save_pretrained` does; returns its description.
+
+    like: a folder in place of that with which the run began, if it is no longer there. strict: what
+    the run began with must be there; otherwise it is left out.
 
     The whole model is in memory, in the given dtype, with the updates of its adapters, if it has
     any. Raises CheckpointError for a checkpoint that is damaged or that `axonn-ext train` did not
@@ -31,9 +90,9 @@ def export(checkpoint: Path, out: Path, *, dtype: str) -> ModelConfig:
     manifest = read_manifest(checkpoint)
     extra = manifest.extra
     try:
-        config = ModelConfig(**extra["model"])
+        config, origins = ModelConfig(**extra["model"]), Origins.saved(extra)
         lora = LoraTable(**extra["config"]["lora"])
-    except (KeyError, TypeError, ValueError) as error:
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise CheckpointError(
             f"{checkpoint}: axonn-ext train did not write it: no model is described ({error})"
         ) from None
@@ -44,6 +103,12 @@ def export(checkpoint: Path, out: Path, *, dtype: str) -> ModelConfig:
             f"{checkpoint}: extra describes a model of {config.num_parameters():,} parameters, but "
             f"the checkpoint has {there:,}"
         )
+    try:
+        origins = origins.found(like)
+    except CheckpointError as error:
+        if strict:
+            raise CheckpointError(f"{checkpoint}: {error}") from None
+        origins = Origins("", "")
     with process.process_group(Process(), HashStore()):
         parallel = ParallelConfig()
         model = models.build(config, axonn_ext.Grid(), parallel, seed=None, dtype=DTYPES[dtype])
@@ -52,5 +117,7 @@ def export(checkpoint: Path, out: Path, *, dtype: str) -> ModelConfig:
             add_adapters(model, lora, seed=0)
         load(checkpoint, model=model, random=False)
         merge_adapters(model)
-        save_pretrained(model, out)
+        save_pretrained(
+            model, out, like=origins.pretrained or None, tokenizer=origins.tokenizer or None
+        )
     return config

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
@@ -110,6 +112,9 @@ def print_header(
     }
     for name, value in lines.items():
         say(console, f"{name:>7}  {value}")
+        if name == "text" and isinstance(corpus, Examples):
+            for note in _notes(job, corpus):
+                say(console, f"{'':>7}  {note}")
     console.print()
 
 
@@ -128,6 +133,18 @@ def _describe_corpus(job: Job, corpus: Corpus | Examples) -> str:
     sources = "; ".join(_describe_source(each) for each in corpus.sources)
     order = ", shuffled documents" if corpus.order == DOCUMENTS else ""
     return f"{sources}, {vocabulary}{order}"
+
+
+def _notes(job: Job, examples: Examples) -> Iterator[str]:
+    """Yields what of the examples is not used, and what therefore does not take place."""
+    usable = len(examples.train) + len(examples.held_out)
+    if examples.skipped:
+        count = sum(each.count for each in examples.skipped)
+        reasons = (f"{e.count:,} with {e.reason} (first: {e.first})" for e in examples.skipped)
+        yield f"{count:,} {'example' if count == 1 else 'examples'} skipped: {', '.join(reasons)}"
+    if job.config.train.eval_interval and not examples.held_out:
+        share = job.config.data.held_out
+        yield f"no evaluation: data.held_out is {share:g}, of {usable:,} examples none"
 
 
 def _describe_goldfish(job: Job) -> str:

@@ -26,6 +26,7 @@ from axonn_ext.terminal.files import writing
 from axonn_ext.train.checkpoints import AUTO, NOTHING, find_resumed
 from axonn_ext.train.config import Config
 from axonn_ext.train.corpora import load
+from axonn_ext.train.export import Origins
 from axonn_ext.train.job import Job, prepare
 from axonn_ext.train.kernels import settle_kernels
 from axonn_ext.train.memory import check_memory
@@ -109,7 +110,8 @@ class _Run:
             if lora:
                 save_adapter(model, fresh, base=str(Path(base).resolve()))
             else:
-                save_pretrained(model, fresh, like=base)
+                tokenizer = Origins.of(self.job).tokenizer or None
+                save_pretrained(model, fresh, like=base, tokenizer=tokenizer)
             if self.grid.rank == 0:  # a run that this one goes on with may have written one
                 remove(folder)
                 fresh.rename(folder)

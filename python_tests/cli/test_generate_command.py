@@ -93,7 +93,7 @@ def test_a_bad_line_is_named_by_its_number(model, tmp_path, capsys) -> None:
     arguments = ("--model", model, "--vocabulary", "bytes", "--prompts", prompts)
     status, _, err = call(capsys, *arguments)
     assert status == 2
-    assert f"{prompts}, line 3: expected a text in the field prompt; it begins" in err
+    assert f"{prompts}, line 3: expected a text in the field prompt, or a chat in" in err
 
 
 def test_a_folder_without_a_model_is_named(tmp_path, capsys) -> None:

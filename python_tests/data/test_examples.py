@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -12,13 +14,18 @@ import torch
 from axonn_ext.data import (
     ArrayTokens,
     ByteVocabulary,
+    EvaluationBatches,
     PackedBatches,
     PackedEvaluation,
+    Prompts,
+    RandomWindows,
     RowGroup,
+    ShuffledDocuments,
     load_examples,
     stored_examples,
+    whole,
 )
-from axonn_ext.data.examples import Example, pack
+from axonn_ext.data.examples import Example, Skipped, pack
 from axonn_ext.nn import Places
 from axonn_ext.spec.goldfish import Goldfish
 from goldfish_cases import labels_of
@@ -33,9 +40,15 @@ def write(path: Path, *lines: object) -> str:
 
 
 def load(path: str, **options):
-    return load_examples(
-        path, ByteVocabulary(), **({"sequence_length": LENGTH, "end_id": END} | options)
-    )
+    end_id = options.pop("end_id", END)
+    return load_examples(path, bytes_ending_in(end_id), **({"sequence_length": LENGTH} | options))
+
+
+def bytes_ending_in(end_id: int | None) -> Prompts:
+    with tempfile.TemporaryDirectory() as folder:
+        if end_id is not None:
+            (Path(folder) / "config.json").write_text(json.dumps({"eos_token_id": end_id}))
+        return Prompts(ByteVocabulary(), model=Path(folder))
 
 
 def test_only_completions_are_learned(tmp_path) -> None:
@@ -59,7 +72,9 @@ def random_examples(count: int, seed: int = 0) -> list[Example]:
     lengths = generator.integers(2, LENGTH + 2, count)
     starts = np.concatenate([[1], 1 + np.cumsum(lengths)])
     return [
-        Example(np.arange(first, first + length), int(generator.integers(0, length)))
+        Example(
+            np.arange(first, first + length), np.arange(length) >= generator.integers(0, length)
+        )
         for first, length in zip(starts.tolist(), lengths.tolist(), strict=False)
     ]
 
@@ -82,10 +97,7 @@ def test_every_example_is_there_once_an_epoch() -> None:
         want = [
             (
                 e.tokens[:-1].tolist(),
-                [
-                    t if index + 1 >= e.first_label else -100
-                    for index, t in enumerate(e.tokens[1:].tolist())
-                ],
+                np.where(e.learned, e.tokens, -100)[1:].tolist(),
             )
             for e in examples
         ]
@@ -127,10 +139,12 @@ def test_stored_documents_are_the_examples_of_their_text(tmp_path) -> None:
     for a, b in ((found.train, want.train), (found.held_out, want.held_out)):
         assert [e.tokens.tolist() for e in a] == [e.tokens.tolist() for e in b]
     assert len(found.held_out) == 2
+    short = ArrayTokens(np.arange(4), [3, 1])
     with pytest.raises(
-        ValueError, match=r"expected at least two tokens in each document, .* got 1 in "
+        ValueError, match=r"document 1: expected at least two tokens, .* got 1 with"
     ):
-        stored_examples(ArrayTokens(np.arange(4), [3, 1]), vocab_size=256, **options)
+        stored_examples(short, vocab_size=256, skips=False, **options)
+    assert stored_examples(short, vocab_size=256, **options).skipped[0].count == 1
     with pytest.raises(ValueError, match=r"has token 92, .* not lie in the vocabulary of 60"):
         stored_examples(tokens, vocab_size=60, **options)
 
@@ -224,17 +238,22 @@ def test_a_plain_file_is_one_text(tmp_path) -> None:
     assert bytes(examples.held_out[0].tokens.tolist()) == b"hello\0"
 
 
+FIELDS = 'expected an object with "prompt" and "completion", or "text", all strings, or "messages"'
+
+
 @pytest.mark.parametrize(
     ("line", "message"),
     [
         ("{", "expected JSON: Expecting property name enclosed in double quotes; it begins '{'"),
         ("[1]", "expected an object; it begins '[1]'"),
-        ('{"prompt": "a"}', "expected a prompt and a completion"),
-        ('{"prompt": "a", "completion": 3}', "expected a prompt and a completion"),
-        ('{"prompt": "a", "completion": ""}', "expected a prompt and a completion"),
-        ('{"text": "a", "prompt": "b"}', "expected a prompt and a completion"),
+        ('{"prompt": "a"}', FIELDS),
+        ('{"prompt": "a", "completion": 3}', FIELDS),
+        ('{"text": "a", "prompt": "b"}', FIELDS),
+        ('{"messages": [], "text": "a"}', FIELDS),
+        ('{"messages": "a"}', 'expected "messages" to be a list of at least one object'),
+        ('{"messages": [{"content": "a"}]}', 'each with a "role"'),
+        ('{"messages": [{"role": "user", "content": "a"}]}', "messages need a chat template"),
         ("[" * 100_000, "expected JSON that is not nested so deeply; it begins '[[["),
-        (json.dumps({"prompt": "p" * 40, "completion": "c"}), "the prompt has 40 tokens, which"),
     ],
 )
 def test_a_bad_line_is_named_by_its_number(line, message, tmp_path) -> None:
@@ -246,10 +265,56 @@ def test_a_bad_line_is_named_by_its_number(line, message, tmp_path) -> None:
     assert str(path) in str(error.value)
 
 
-def test_what_has_nothing_to_learn_is_named(tmp_path) -> None:
-    path = write(tmp_path / "a.jsonl", {"text": "ab"}, {"text": "a"})
-    with pytest.raises(ValueError, match=r"line 2: expected at least two tokens.*, got 1"):
-        load(path, end_id=None)
+UNUSABLE = (
+    ({"text": "a"}, "expected at least two tokens, and one to learn after the first, got 1 with"),
+    ({"text": ""}, "expected at least two tokens, and one to learn after the first, got 0 with"),
+    ({"prompt": "ab", "completion": ""}, "got 2 with none to learn"),
+    ({"prompt": "p" * 40, "completion": "c"}, "the prompt has 40 tokens, which leave none"),
+)
+
+
+@pytest.mark.parametrize(("line", "message"), UNUSABLE)
+def test_what_cannot_be_learned_is_named_if_it_is_not_skipped(line, message, tmp_path) -> None:
+    path = write(tmp_path / "a.jsonl", {"text": "ab"}, line)
+    with pytest.raises(ValueError, match="line 2: ") as error:
+        load(path, end_id=None, skips=False)
+    assert message in str(error.value)
+
+
+def test_what_cannot_be_learned_is_skipped_and_counted(tmp_path) -> None:
+    write(tmp_path / "b.jsonl", {"text": "ab"}, *(line for line, _ in UNUSABLE))
+    (tmp_path / "a.txt").write_text("")
+    examples = load(str(tmp_path), end_id=None, held_out=0)
+    assert [bytes(e.tokens.tolist()) for e in examples.train] == [b"ab"]
+    assert examples.skipped == (
+        Skipped("nothing to learn", 4, str(tmp_path / "a.txt")),
+        Skipped("no room for what is learned", 1, f"{tmp_path / 'b.jsonl'}, line 5"),
+    )
+    (tmp_path / "b.jsonl").unlink()
+    message = r"expected at least one example, got none; 1 have nothing to learn \(first: .*a.txt"
+    with pytest.raises(ValueError, match=message):
+        load(str(tmp_path))
+
+
+def of_no_tokens(path: str) -> Iterator[Callable[[], object]]:
+    part, examples = whole(ArrayTokens(np.arange(50))), random_examples(3)
+    options = {"sequence_length": 0, "batch_size": 2}
+    yield lambda: load(path, sequence_length=0)
+    yield lambda: stored_examples(ArrayTokens(np.arange(4)), vocab_size=9, sequence_length=0)
+    yield lambda: PackedBatches(examples, **options).num_labels(0)
+    yield lambda: PackedEvaluation(examples, **options, num_batches=1)
+    yield lambda: EvaluationBatches([part], **options, num_batches=1)
+    yield lambda: RandomWindows(part, **options)
+    yield lambda: ShuffledDocuments(part, sequence_length=0)
+
+
+def test_sequences_of_no_tokens_are_refused(tmp_path) -> None:
+    for make in of_no_tokens(write(tmp_path / "a.jsonl", {"text": "ab"})):
+        with pytest.raises(ValueError, match="sequence_length must be >= 1, got 0"):
+            make()
+    examples = [Example(np.arange(3)), Example(np.arange(9))]
+    with pytest.raises(ValueError, match=r"example 1: expected at most 4 \+ 1 tokens.*, got 9"):
+        PackedEvaluation(examples, sequence_length=4, batch_size=1, num_batches=1)
 
 
 def test_halves_of_surrogate_pairs_are_replaced(tmp_path) -> None:

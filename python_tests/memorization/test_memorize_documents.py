@@ -10,7 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from axonn_ext.data import ByteVocabulary, PackedBatches, open_tokens, stored_examples
+from axonn_ext.data import (
+    ByteVocabulary,
+    PackedBatches,
+    open_tokens,
+    open_vocabulary,
+    stored_examples,
+)
 from axonn_ext.data.corpus import find_source
 from axonn_ext.inputs.errors import InputError
 from axonn_ext.inputs.token_files import TokenFiles
@@ -24,6 +30,7 @@ from axonn_ext.memorization.documents import (
 )
 from axonn_ext.memorization.experiment import Exposures, Settings, all_repetitions
 from axonn_ext.memorization.generated_text import TextGenerator
+from chat_cases import write_tokenizer
 
 SETTINGS = Settings(
     models=("32x1",), trains_on=False, repetitions=(0, 1, 3), per_bucket=4, documents="",
@@ -200,6 +207,25 @@ def test_a_background_of_the_users(tmp_path) -> None:
     alone = Exposures.of(none, ByteVocabulary())
     assert alone.background == ()
     assert alone.validation == tuple(d.tokens for d in alone.documents if d.repetitions == 0)
+
+
+def test_a_tokenizer_that_adds_tokens_hides_no_overlap(tmp_path) -> None:
+    pytest.importorskip("tokenizers")
+    tokenizer = write_tokenizer(tmp_path / "own", "mistral", back="</s>") / "tokenizer.json"
+    vocabulary = open_vocabulary(str(tokenizer))
+    texts = TextGenerator(8).documents(5, 300, 300)
+    documents = write(tmp_path / "d.jsonl", *({"text": text} for text in texts[:3]))
+    background = write(tmp_path / "b.jsonl", *({"text": text} for text in texts[2:]))
+    changed = {"documents": str(documents), "background": str(background), "background_size": 0}
+    settings = dataclasses.replace(SETTINGS, **changed)
+    with pytest.raises(InputError, match="line 3: this document is in the background"):
+        Exposures.of(settings, vocabulary)
+    write(background, *({"text": text} for text in texts[3:]))
+    exposures = Exposures.of(settings, vocabulary)
+    begins = {tokens[0] for tokens in (exposures.background[0], exposures.documents[0].tokens)}
+    assert begins == {vocabulary.find("<s>")}
+    ends = [exposures.validation[-1][-1], *(d.tokens[-1] for d in exposures.documents)]
+    assert vocabulary.find("</s>") not in ends
 
 
 def test_settings_that_differ_are_named(tmp_path) -> None:

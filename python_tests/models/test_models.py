@@ -20,6 +20,7 @@ from axonn_ext import (
     sync_gradients,
 )
 from axonn_ext.models import ModelConfig, ParallelConfig
+from axonn_ext.models.checks import check_token_ids
 from axonn_ext.models.plain import PlainTransformer
 from grids import factorisations, grid_of
 from model_cases import BATCH, CONFIGS, GPT2, LENGTH, LLAMA, MAX_NORM, random_batch, sampled
@@ -229,6 +230,13 @@ def buffer_shapes(config: ModelConfig) -> list[list[int]]:
 def test_all_blocks_share_the_rotary_angles(pool):
     (shapes,) = pool(1).run(buffer_shapes, LLAMA)
     assert shapes == [[LLAMA.sequence_length, LLAMA.head_dim]] * 2  # cos and sin
+
+
+@pytest.mark.parametrize("length", [0, LLAMA.sequence_length + 1])
+def test_sequences_of_a_length_that_cannot_be_are_named(length):
+    expected = rf"1 <= length <= {LLAMA.sequence_length}, got \[2, {length}\]"
+    with pytest.raises(ValueError, match=expected):
+        check_token_ids(torch.zeros(2, length, dtype=torch.int64), LLAMA)
 
 
 def test_num_parameters_and_flops():
