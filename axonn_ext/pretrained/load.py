@@ -18,7 +18,7 @@ from axonn_ext.models.transformer import Transformer
 from axonn_ext.nn.sharded import ShardedParameter, sharded_parameters
 from axonn_ext.planner.model_files import read_config
 from axonn_ext.pretrained.files import CONFIG, PretrainedFiles, check_tensors, refuse_unknown
-from axonn_ext.pretrained.ranks import agree
+from axonn_ext.pretrained.ranks import agree, compare_files
 from axonn_ext.spec.model import ModelConfig
 from axonn_ext.spec.parallel import ParallelConfig
 from axonn_ext.spec.stages import Stages
@@ -48,17 +48,18 @@ def from_pretrained(
     pipeline has; see Transformer.
 
     Each rank maps the files and reads the slices that it needs. Collectives: an all-gather of
-    whether a rank failed.
+    whether a rank failed. A digest of the files is compared through the c10d store.
 
     Raises:
         InputError (a ValueError): a file or tensor is missing, damaged or of another shape, or the
             architecture is not one of axonn_ext.models.
         ValueError: the grid does not divide the model.
+        RuntimeError: ranks have other files or pass other arguments, which it names.
     """
+    folder = Path(folder)
     loaded: tuple[Transformer, PretrainedFiles, set[str]] | None = None
     error: Exception | None = None
     try:
-        folder = Path(folder)
         config = _read_config(folder, sequence_length)
         loaded = _load(
             folder, config, grid, parallel, dtype=dtype, device=torch.device(device), stages=stages
@@ -68,6 +69,10 @@ def from_pretrained(
     agree(grid, error)
     assert loaded is not None
     model, files, names = loaded
+    compare_files(
+        grid, [folder / CONFIG, *files.paths], what="from_pretrained", dtype=dtype,
+        sequence_length=sequence_length, parallel=parallel,
+    )  # fmt: skip
     refuse_unknown(files, names_of_stages(grid.axis("pipe"), names))
     return model
 
