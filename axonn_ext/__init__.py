@@ -13,6 +13,7 @@
     axonn_ext.add_adapters, merge_adapters       low-rank adapters (LoRA), in PEFT's format
     axonn_ext.generate, Sampling                 what follows a prompt, on any grid
     axonn_ext.parallelize, auto_parallelize      models that others wrote, on any grid
+    axonn_ext.check_same_on_all_ranks            names what differs between the ranks of a job
     axonn_ext.global_mean                        a loss, as the mean over the rows of all ranks
     axonn_ext.checkpoint                         saves and loads, on any grid
     axonn_ext.trace_communication                what crosses ranks, in bytes
@@ -47,7 +48,12 @@ if TYPE_CHECKING:
     from axonn_ext.gradients import clip_grad_norm_, gradient_norm, sync_gradients
     from axonn_ext.grid import Grid
     from axonn_ext.nn import initialize
-    from axonn_ext.placement import auto_parallelize, global_mean, parallelize
+    from axonn_ext.placement import (
+        auto_parallelize,
+        check_same_on_all_ranks,
+        global_mean,
+        parallelize,
+    )
     from axonn_ext.pretrained import (
         add_adapters,
         from_pretrained,
@@ -70,6 +76,7 @@ __all__ = [
     "__version__",
     "add_adapters",
     "auto_parallelize",
+    "check_same_on_all_ranks",
     "checkpoint",
     "clip_grad_norm_",
     "from_pretrained",
@@ -111,6 +118,7 @@ _HOMES = {
     "Sampling": "generation",
     "add_adapters": "pretrained",
     "auto_parallelize": "placement",
+    "check_same_on_all_ranks": "placement",
     "clip_grad_norm_": "gradients",
     "from_pretrained": "pretrained",
     "full_gradients": "state",

@@ -18,12 +18,12 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh
 
-from axonn_ext import ops, settings  # noqa: F401  (ops registers torch.ops.axonn)
+from axonn_ext import meeting, ops, settings  # noqa: F401  (ops registers torch.ops.axonn)
 from axonn_ext.communicators import Communicators
-from axonn_ext.side_groups import SideGroups
+from axonn_ext.side_groups import SideGroups, new_group
 from axonn_ext.spec.grid import AXES, SUM_ORDER, GridShape
 
-_WATCHDOG_SECONDS = 30.0  # c10d's watchdog ends a process so long after AXONN_TIMEOUT_SECONDS
+_C10D_SECONDS = 30.0  # c10d's collectives fail so long after AXONN_TIMEOUT_SECONDS
 Dims = Mapping[int, Sequence[str]]  # tensor dim -> the axes that split it, slowest first
 
 
@@ -78,6 +78,9 @@ class Grid:
             axis: self.rank // stride % size
             for axis, stride, size in zip(AXES, strides, sizes, strict=True)
         }
+        # Before any group is made, since to make one with ranks that differ could take long.
+        grid = {f"size of {axis}": str(size) for axis, size in zip(AXES, sizes, strict=True)}
+        meeting.same_in_world(grid | meeting.job_values(), what="Grid")
         self._alone: ProcessGroup | None = None
         self._neighbours: dict[tuple[str, int], AxisGroup] = {}
         self._groups = {
@@ -133,9 +136,12 @@ class Grid:
         return AxisGroup(axis, self._alone.group_name, 1, 0, self._alone)
 
     def _new_group(self, axis: str, ranks: list[int]) -> AxisGroup:
-        group = dist.new_group(
-            ranks, use_local_synchronization=True, group_desc=_describe(axis, ranks),
-            **_nccl_options(),
+        # c10d's own limit, at which NCCL's watchdog ends the process, comes after ours, whose
+        # errors say what happened.
+        patience = timedelta(seconds=settings.load().timeout_seconds + _C10D_SECONDS)
+        group = new_group(
+            ranks, description=_describe(axis, ranks), patience=patience,
+            options=_nccl_options(patience),
         )  # fmt: skip
         return AxisGroup(axis, group.group_name, len(ranks), ranks.index(self.rank), group)
 
@@ -269,20 +275,18 @@ def axis_of(group_description: str) -> str | None:
     return match[1] if match else None
 
 
-def _nccl_options() -> dict[str, Any]:
-    """Returns the options of an NCCL group; nothing for other backends.
+def _nccl_options(patience: timedelta) -> Any:
+    """Returns the options of an NCCL group; None for other backends.
 
     NCCL's streams get a high priority, since matmuls would otherwise take every SM that becomes
-    free. Its watchdog, which ends the process, gets a longer timeout, so that our own errors, which
-    say what happened, come first.
+    free.
     """
     assert dist.group.WORLD is not None
     if _device_type(dist.group.WORLD) != "cuda":
-        return {}
-    timeout = timedelta(seconds=settings.load().timeout_seconds + _WATCHDOG_SECONDS)
+        return None
     options = dist.ProcessGroupNCCL.Options(is_high_priority_stream=True)
-    options._timeout = timeout
-    return {"pg_options": options, "timeout": timeout}
+    options._timeout = patience
+    return options
 
 
 def _describe(axis: str, ranks: Sequence[int]) -> str:

@@ -60,7 +60,7 @@ from typing import Any
 from axonn_ext.inputs.errors import MAX_SHOWN, hint
 
 PREFIX = "AXONN_"
-LAUNCHED_BY_US = "axonn-ext-"  # run ids of jobs that `axonn-ext` itself starts begin with this
+LAUNCHED_BY_US = "axonn-ext-"  # so begin run ids of jobs that `axonn-ext` starts; its pid follows
 LINK_AXES = ("x", "y", "z", "data")  # the axes along which collectives run
 MIN_TIMEOUT_SECONDS, MAX_TIMEOUT_SECONDS = 0.001, 2e6  # c10d counts milliseconds in 31 bits
 MIN_SYMMETRIC_MEMORY_BYTES = 1 << 20
@@ -95,6 +95,13 @@ class Settings:
     product_kernels: tuple[str, ...] | None = None  # None if the variable is not set
     emulated_links: Mapping[str, float] = field(default_factory=dict)  # GB/s by axis
 
+    def shared(self) -> dict[str, str]:
+        """Returns the values, by variable, that must be equal on all ranks of a job.
+
+        These are all but AXONN_CACHE_DIR: each host has measurements of its own.
+        """
+        return {name: _text_of(getattr(self, key)) for name, (key, _) in _READERS.items()}
+
     @property
     def measured_machine(self) -> str:
         """The file of the machine that `axonn-ext bench links` measured; "" if none is kept."""
@@ -103,7 +110,11 @@ class Settings:
 
 @dataclass(frozen=True)
 class LaunchEnvironment:
-    """The place in a job that torchrun, or `axonn-ext` itself (by_us), gave this process."""
+    """The place in a job that torchrun, or `axonn-ext` itself (by_us), gave this process.
+
+    by_agent  one of them has started this process, and not, say, Slurm
+    launcher  the process that has, where it is `axonn-ext` itself
+    """
 
     rank: int
     local_rank: int
@@ -112,6 +123,8 @@ class LaunchEnvironment:
     master_addr: str
     master_port: int
     by_us: bool = False
+    by_agent: bool = False
+    launcher: int | None = None
 
 
 def load(environment: Mapping[str, str] = os.environ) -> Settings:
@@ -166,6 +179,8 @@ def launch_environment(
     world_size = whole("WORLD_SIZE", 1, 1, MAX_WORLD_SIZE)
     most = MAX_WORLD_SIZE if problems else world_size
     local_world_size = whole("LOCAL_WORLD_SIZE", world_size, 1, most)
+    run_id = environment.get("TORCHELASTIC_RUN_ID", "")
+    ours = re.match(rf"{LAUNCHED_BY_US}(\d+)-", run_id)
     here = LaunchEnvironment(
         rank=whole("RANK", 0, 0, most - 1),
         local_rank=whole("LOCAL_RANK", 0, 0, most - 1),
@@ -173,7 +188,9 @@ def launch_environment(
         local_world_size=local_world_size,
         master_addr=environment.get("MASTER_ADDR", "127.0.0.1"),
         master_port=whole("MASTER_PORT", 29500, 0, 65535),
-        by_us=environment.get("TORCHELASTIC_RUN_ID", "").startswith(LAUNCHED_BY_US),
+        by_us=run_id.startswith(LAUNCHED_BY_US),
+        by_agent=bool(run_id),
+        launcher=int(ours[1]) if ours else None,
     )
     if problems:
         raise SettingsError(problems)
@@ -309,6 +326,17 @@ def _links(text: str) -> dict[str, float]:
             raise _expected(expected, item)
         links[axis] = speed
     return links
+
+
+def _text_of(value: Any) -> str:
+    """Returns a value as its variable would say it."""
+    if value is None:
+        return "not set"
+    if isinstance(value, Mapping):
+        return ",".join(f"{key}={number:.15g}" for key, number in value.items()) or "not set"
+    if isinstance(value, tuple):
+        return ",".join(value) or "empty"
+    return f"{value:.15g}" if isinstance(value, float) else str(int(value))
 
 
 def _unknown(name: str) -> str:

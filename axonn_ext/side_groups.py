@@ -1,4 +1,4 @@
-"""Groups of c10d beside those of a grid, for threads and waits of their own."""
+"""Makes groups of c10d; those beside a grid's are for threads and waits of their own."""
 
 from __future__ import annotations
 
@@ -8,9 +8,35 @@ from typing import Any
 
 import torch.distributed as dist
 from torch.distributed import ProcessGroup
+from torch.distributed.distributed_c10d import _set_pg_timeout
+
+from axonn_ext import meeting, settings
 
 # Who waits in such a group knows how long it has waited. (gloo counts milliseconds in 32 bits.)
 PATIENCE = timedelta(days=1)
+
+
+def new_group(
+    ranks: Sequence[int] | None = None, *, description: str, backend: str | None = None,
+    patience: timedelta | None = None, options: Any = None,
+) -> ProcessGroup:  # fmt: skip
+    """Returns a new group of these ranks; default all. Only they call it, in the same order.
+
+    It is made within AXONN_TIMEOUT_SECONDS, or not at all. patience: how long a collective of it
+    may take; default as long. options: those of NCCL.
+
+    Raises RuntimeError, which names the ranks that do not come in time.
+    """
+    members = list(range(dist.get_world_size()) if ranks is None else ranks)
+    meeting.same_in_world({}, what=f"group {description}", ranks=members)
+    limit = timedelta(seconds=settings.load().timeout_seconds)
+    group = dist.new_group(
+        members, use_local_synchronization=ranks is not None, backend=backend, pg_options=options,
+        timeout=limit if options is None or patience is None else patience, group_desc=description,
+    )  # fmt: skip
+    if options is None and patience is not None:  # gloo connects now, NCCL at the first collective
+        _set_pg_timeout(patience, group)
+    return group
 
 
 class SideGroups:
@@ -39,10 +65,9 @@ class SideGroups:
         key = (purpose, members)
         if key not in self._groups:
             self._abort_forgotten()
-            self._groups[key] = dist.new_group(
-                list(members), use_local_synchronization=True, timeout=PATIENCE, backend=backend,
-                group_desc=f"{purpose} (ranks {', '.join(map(str, members))})",
-                pg_options=_options(backend),
+            self._groups[key] = new_group(
+                members, description=f"{purpose} (ranks {', '.join(map(str, members))})",
+                backend=backend, patience=PATIENCE, options=_options(backend),
             )  # fmt: skip
         return self._groups[key]
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import pytest
 import torch
 import torch.distributed as dist
 
-from axonn_ext import Grid, GridShape
+from axonn_ext import Grid, GridShape, settings
+from axonn_ext.checkpoint.ranks import make_group as checkpoint_group
 from grids import factorisations, grid_of
+from worker_pool import WorkerPool
 
 
 @pytest.mark.parametrize(
@@ -96,3 +100,42 @@ def test_errors_name_the_numbers(pool):
         assert "x=3,y=1,z=1,data=1,pipe=1 has 3 ranks but the world has 2" in size
         assert "dim 0 of a tensor of shape [3, 4] must be divisible by 2 (axes x=2)" in shard
         assert "data, pipe, z, y, x" in axis and "'w'" in axis
+
+
+class Late(NamedTuple):
+    """What a rank finds where its peer does not come: the error, and the limit of a group."""
+
+    error: str
+    limit: float
+
+
+def make_without_peer(what: str) -> Late:
+    grid = Grid(x=2)
+    backend = grid.group("x")._get_backend(torch.device("cpu"))
+    limit = backend.options._timeout.total_seconds()
+    if grid.rank == 1:
+        dist.distributed_c10d._get_default_store().wait([f"given up/{what}"])
+        return Late("", limit)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("AXONN_TIMEOUT_SECONDS", "0.5")
+        with pytest.raises(RuntimeError) as error:
+            if what == "grid":
+                Grid(x=2)
+            elif what == "side group":
+                grid.side_groups.get("tests")
+            else:
+                checkpoint_group()
+    dist.distributed_c10d._get_default_store().set(f"given up/{what}", "")
+    return Late(str(error.value), limit)
+
+
+@pytest.mark.parametrize("what", ["grid", "side group", "checkpoint"])
+def test_no_group_waits_longer_for_a_peer_than_it_is_told(what):
+    """Torch's own limit is half an hour, which this test would not see the end of."""
+    pool = WorkerPool(2)  # whose ranks are out of step afterwards
+    try:
+        first, second = pool.run(make_without_peer, what)
+    finally:
+        pool.close()
+    assert "no word of rank 1 after 0.5 s (AXONN_TIMEOUT_SECONDS)" in first.error
+    assert first.limit == second.limit == settings.load().timeout_seconds + 30

@@ -8,15 +8,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import torch.distributed as dist
-
 from axonn_ext.bench.block import block_case
 from axonn_ext.bench.case import Case, Spec
 from axonn_ext.bench.gemm import gemm_case
 from axonn_ext.bench.linear import linear_case
 from axonn_ext.bench.results import Row
 from axonn_ext.bench.run import run_case
-from axonn_ext.calibrate.measure import Ranks
+from axonn_ext.calibrate.measure import ranks_of
 from axonn_ext.grid import Grid
 from axonn_ext.launch import process
 from axonn_ext.launch.place import Process
@@ -54,12 +52,11 @@ def run_worker(
     Raises: UserError if another rank has found a mistake of the user.
     """
     store = process.open_store(here)
-    process.meet(store, here)
+    process.meet(store, here, lambda: process.plan_values("bench", plan))
     process.set_threads(here, plan.threads)
     rows: list[Row] = []
     with process.process_group(here, store, plan.device), _progress(plan, here) as progress:
-        # Ranks exchange their times in CPU memory.
-        ranks = Ranks(dist.new_group(backend="gloo") if plan.device == "cuda" else None)
+        ranks = ranks_of(plan.device)
         grids = {shape: Grid(**shape.as_dict()) for shape in plan.grids}
         for spec in plan.specs:
             progress.begin(spec)

@@ -114,7 +114,7 @@ def run_folder(folder: Path, here: Process) -> None:
 
     plan = Plan.from_json((folder / PLAN_FILE).read_text())
     store = process.open_store(here)
-    process.meet(store, here)
+    process.meet(store, here, lambda: process.plan_values("bench links", plan))
     process.set_threads(here, plan.threads)
     with process.process_group(here, store, plan.device):
         measured = measure_machine(plan)

@@ -11,7 +11,6 @@ from functools import partial
 from typing import Any
 
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -20,7 +19,7 @@ from axonn_ext import (
     ops,  # noqa: F401  (registers torch.ops.axonn)
 )
 from axonn_ext.calibrate.fit import Point
-from axonn_ext.calibrate.measure import Ranks, Timing, measure, synchronize_with
+from axonn_ext.calibrate.measure import Ranks, Timing, measure, ranks_of, synchronize_with
 from axonn_ext.calibrate.messages import Shift
 from axonn_ext.calibrate.plan import SEND, Plan, Product
 from axonn_ext.calibrate.this_machine import DTYPES
@@ -47,8 +46,7 @@ def measure_machine(plan: Plan) -> Json:
 
     All ranks must call this, and get the same result.
     """
-    # Ranks exchange their times in CPU memory.
-    ranks = Ranks(dist.new_group(backend="gloo") if plan.device == "cuda" else None)
+    ranks = ranks_of(plan.device)
     with torch.no_grad():
         result: Json = {
             "memory_bytes": _memory_bytes(plan),

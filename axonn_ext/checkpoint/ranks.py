@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch.distributed import ProcessGroup
 
 from axonn_ext.checkpoint.errors import CheckpointError
+from axonn_ext.side_groups import new_group
 
 # A rank may wait so long for another one that writes to a slow disk. One that has ended is noticed
 # at once.
@@ -76,7 +77,7 @@ def make_group() -> ProcessGroup | None:
     """
     if not dist.is_available() or not dist.is_initialized():
         return None
-    return dist.new_group(backend="gloo", timeout=PATIENCE, group_desc="checkpoint")
+    return new_group(description="checkpoint", backend="gloo", patience=PATIENCE)
 
 
 @contextmanager

@@ -164,7 +164,7 @@ def _generate(args: argparse.Namespace, request: Request, here: Process) -> None
     if device == "cuda" and not torch.cuda.is_available():
         raise UserError("--device cuda: torch sees no GPU here; use cpu or auto")
     store = process.open_store(here)
-    process.meet(store, here)
+    process.meet(store, here, lambda: _shared_values(args, request, device))
     process.set_threads(here, 0)
     with process.process_group(here, store, device):
         grid = Grid(**request.shape.as_dict())
@@ -191,6 +191,18 @@ def _generate(args: argparse.Namespace, request: Request, here: Process) -> None
         else:
             for _ in steps:
                 pass
+
+
+def _shared_values(args: argparse.Namespace, request: Request, device: str) -> dict[str, str]:
+    """Returns what must be equal on all ranks; from_pretrained and load_adapter compare files."""
+    return {
+        "the command": "generate", "--grid": str(request.shape), "--device": device,
+        "--dtype": args.dtype, "whether --adapter is given": str(args.adapter is not None),
+        "--max-new-tokens": str(args.max_new_tokens), "the sampling": str(request.sampling),
+        "the prompts": str(request.prompts),
+        "the ids that end a text": str(sorted(request.stop_ids)),
+        "the size of the vocabulary": str(request.vocabulary.num_tokens),
+    }  # fmt: skip
 
 
 def _show(request: Request, steps: Iterator[list[int | None]], *, as_json: bool) -> int:

@@ -110,6 +110,10 @@ def _run(arguments: list[str]) -> int:
     here, parent = None, os.getppid()
     try:
         here = settings.launch_environment()
+        if here is not None and here.by_agent:
+            from axonn_ext.launch.parent import end_with  # loads ctypes, which others do without
+
+            end_with(here.launcher or parent)
         bad_settings = _check_settings(arguments)
         args, extra = _parser(arguments[:1]).parse_known_args(arguments)
         args.bad_settings = bad_settings

@@ -111,7 +111,7 @@ class Evaluation:
         if device == "auto":
             device = "cuda" if torch.cuda.is_available() else "cpu"
         store = process.open_store(here)
-        process.meet(store, here)
+        process.meet(store, here, lambda: self._shared_values(documents, device))
         process.set_threads(here, self.threads)
         progress = _Progress(len(documents)) if here.rank == 0 else None
         with process.process_group(here, store, device):
@@ -127,6 +127,14 @@ class Evaluation:
                 raise UserError(str(error)) from None
         if here.rank == 0:
             self._show(found)
+
+    def _shared_values(self, documents: list[Document], device: str) -> dict[str, str]:
+        """Returns what must be equal on all ranks; from_pretrained compares the model's files."""
+        tokens = [(document.tokens, document.repetitions) for document in documents]
+        return {
+            "the command": "memorize --evaluate", "--grid": str(self.shape), "--device": device,
+            "--documents": str(tokens),
+        }  # fmt: skip
 
     def _show(self, found: list[BucketResult]) -> None:
         print_table(Console(), bucket_table(found))

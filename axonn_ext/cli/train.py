@@ -97,20 +97,22 @@ def run(args: argparse.Namespace, extra: Sequence[str], *, note: str = "") -> in
     if args.resume is not None:
         overrides += (Override("checkpoint.resume", args.resume),)
     here = process.this_process()
-    # The store is kept until the end, since the process of rank 0 may serve it.
-    config, _store = _load(args, overrides, here)
+    config, store = _load(args, overrides, here)
     if args.print_config:
         if here is None or here.rank == 0:
             print(to_toml(config), end="")
         return 0
     resumes = config.checkpoint.resume == AUTO
-    if resumes and args.out is None:
-        raise UserError("--resume auto goes on with the run in --out FOLDER: name that folder")
+    with process.checking(here, store):
+        if resumes and args.out is None:
+            raise UserError("--resume auto goes on with the run in --out FOLDER: name that folder")
+        if here is not None and args.nproc is not None:
+            raise UserError("--nproc starts processes itself; leave it out under torchrun")
     folder = args.out or default_folder(args.config)
     if here is not None:
-        if args.nproc is not None:
-            raise UserError("--nproc starts processes itself; leave it out under torchrun")
-        run_worker(config, here, folder=folder, overwrite=args.overwrite, profile=args.profile)
+        run_worker(
+            config, here, folder=folder, overwrite=args.overwrite, profile=args.profile, store=store
+        )
         return 0
     world_size = _world_size(config, args.nproc)
     if world_size == 1:
@@ -153,13 +155,28 @@ def _load(
 
     With --grid auto, rank 0 chooses the grid and tells the other ranks through the store.
     """
+    store = None
+    is_auto = _is_auto(args)
+    if here is not None and (is_auto or not args.print_config):
+        store = process.open_store(here)
+        said = {"the command": "train", "whether --grid is auto": str(is_auto)}
+        process.meet(store, here, lambda: said)
+    with process.checking(here, store):
+        return _load_config(args, overrides, here, store), store
+
+
+def _load_config(
+    args: argparse.Namespace, overrides: tuple[Override, ...], here: Process | None,
+    store: Store | None,
+) -> Config:  # fmt: skip
+    """Returns the configuration; with --grid auto as rank 0 has chosen."""
     if not _is_auto(args):
         if args.machine is not None:
             raise UserError(
                 "--machine is what --grid auto plans for, got --grid "
                 f"{args.grid or 'of the configuration'}"
             )
-        return load_config(args.config, grid=args.grid, overrides=overrides), None
+        return load_config(args.config, grid=args.grid, overrides=overrides)
     given = [f"--{override.key}" for override in overrides if override.key.startswith("grid.")]
     if given:
         raise UserError(f"--grid auto chooses all axes; leave out {', '.join(given)}")
@@ -178,11 +195,11 @@ def _load(
             print(choice.describe())
         return str(choice.grid)
 
-    if here is None:
-        return load_config(args.config, grid=choose(), overrides=overrides), None
-    store = process.open_store(here)
-    grid = process.settled_by_rank_0(store, here, choose, topic="grid")
-    return load_config(args.config, grid=grid, overrides=overrides), store
+    if here is None or store is None:
+        grid = choose()
+    else:
+        grid = process.settled_by_rank_0(store, here, choose, topic="grid")
+    return load_config(args.config, grid=grid, overrides=overrides)
 
 
 def parse_overrides(arguments: Sequence[str], command: str = "train") -> tuple[Override, ...]:

@@ -57,7 +57,7 @@ def launch(
             min_nodes=1,
             max_nodes=1,
             nproc_per_node=num_processes,
-            run_id=f"{LAUNCHED_BY_US}{uuid.uuid4().hex}",
+            run_id=f"{LAUNCHED_BY_US}{os.getpid()}-{uuid.uuid4().hex}",
             rdzv_backend="c10d",
             rdzv_endpoint="127.0.0.1:0",
             local_addr="127.0.0.1",

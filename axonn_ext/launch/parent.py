@@ -5,15 +5,37 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
+import threading
+import time
 
 PR_SET_PDEATHSIG = 1  # from linux/prctl.h
+_INIT = 1
+_LOOK_SECONDS = 0.5
 
 
 def end_with(parent: int) -> None:
-    """Makes Linux kill this process when its parent ends, which may already have happened.
+    """Makes this process end, by SIGKILL, when its parent does, which may already have happened.
+
+    Linux sends the signal. It means the end of the thread that has started this process, and
+    forgets it where this process becomes another program; so a thread looks, too.
 
     parent: the id of the process that has started this one
     """
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
+    if os.getppid() != parent or (parent == _INIT and not _is_python(parent)):
         os.kill(os.getpid(), signal.SIGKILL)
+    threading.Thread(target=_look, args=(parent,), name="parent", daemon=True).start()
+
+
+def _look(parent: int) -> None:
+    while os.getppid() == parent:
+        time.sleep(_LOOK_SECONDS)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _is_python(pid: int) -> bool:
+    """Whether a process, which is this user's, runs Python, as torchrun does."""
+    try:
+        return "python" in os.path.basename(os.readlink(f"/proc/{pid}/exe"))
+    except OSError:
+        return False

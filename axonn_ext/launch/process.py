@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import socket
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from datetime import timedelta
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
@@ -21,16 +23,19 @@ from torch.distributed import (
 )
 from torch.distributed.rendezvous import rendezvous
 
-from axonn_ext import settings
+from axonn_ext import meeting, settings
 from axonn_ext.launch.attempt import name_of_start
 from axonn_ext.launch.limits import allow_open_files
 from axonn_ext.launch.place import Process
 from axonn_ext.terminal.errors import MeetingError, TrainingError, UserError
 
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
 # A rank that found a mistake waits this long for peers that are still starting. torchrun ends the
 # job at the first failure; without the wait, it would do so before the peers report theirs.
 FAREWELL_SECONDS = 5.0
-_FINE, _PROBLEM = "fine", "problem"
+_MEETING = "checked"
 
 
 def this_process() -> Process | None:
@@ -75,10 +80,14 @@ def say_farewell(process: Process) -> None:
         return
     try:
         store = open_store(process, FAREWELL_SECONDS)
-        _post(store, process, _PROBLEM)
-        while time.monotonic() < deadline and not store.check(_keys(process)):
+        patience = timedelta(seconds=max(0.05, deadline - time.monotonic()))
+        _meet(store, process, None, patience)
+        # Rank 0 may serve the store, so it leaves last.
+        here = store.add("left", 1)
+        while process.rank == 0 and here < process.world_size and time.monotonic() < deadline:
             time.sleep(0.05)
-    except (DistError, UserError):
+            here = store.add("left", 0)
+    except (DistError, UserError, TrainingError, meeting.RanksMissing):
         pass  # the peer that served the store has ended already, or there is no store
 
 
@@ -98,19 +107,63 @@ def _is_served(deadline: float) -> bool:
             return True
 
 
-def meet(store: Store, process: Process) -> None:
-    """Waits until every rank has passed its checks.
+def meet(store: Store, process: Process, values: Callable[[], Mapping[str, str]] = dict) -> None:
+    """Waits until every rank has passed its checks, and compares what must be equal on all ranks.
 
-    Raises: UserError if another rank has not passed them, or does not come.
+    values: returns it, by names that a message can show; versions and settings are added. It is
+        called only if there are several ranks.
+
+    Raises: UserError, on every rank, that names the values that differ and the ranks that have
+        them; UserError if another rank has not passed its checks, or does not come.
     """
-    keys = _keys(process)
+    if process.world_size == 1:
+        return
+    with checking(process, store):
+        shared = {**values(), **meeting.job_values()}
+    with _for_the_user():
+        _meet(store, process, shared, _patience())
+
+
+@contextmanager
+def _for_the_user() -> Iterator[None]:
+    """Turns the errors of a meeting into those of a command."""
+    try:
+        yield
+    except meeting.RanksDiffer as error:
+        raise UserError(*error.problems) from None
+    except meeting.RanksFailed as error:
+        raise UserError(f"stopping, because of the mistake that {error.ranks} reports") from None
+    except meeting.RanksMissing as error:
+        raise MeetingError(f"cannot meet the other ranks: {error}") from None
+
+
+def plan_values(command: str, plan: DataclassInstance) -> dict[str, str]:
+    """Returns the values of a command whose plan must be equal on all ranks, for `meet`."""
+    values = {key.name: str(getattr(plan, key.name)) for key in dataclasses.fields(plan)}
+    return {"the command": command, **values}
+
+
+@contextmanager
+def checking(process: Process | None, store: Store | None) -> Iterator[None]:
+    """Must enclose checks between `open_store` and `meet`: peers that wait there hear of a mistake.
+
+    store: None if it is not open yet; then `say_farewell` tells them.
+    """
+    try:
+        yield
+    except UserError:
+        if process is not None and store is not None:
+            with suppress(DistError, TrainingError, meeting.RanksMissing):
+                _meet(store, process, None, timedelta(seconds=FAREWELL_SECONDS))
+        raise
+
+
+def _meet(
+    store: Store, process: Process, values: Mapping[str, str] | None, patience: timedelta
+) -> None:
+    here = PrefixStore(_MEETING, store)
     with _store_needed():
-        _post(store, process, _FINE)
-        _wait(store, keys)
-    failed = [rank for rank, key in enumerate(keys) if store.get(key) == _PROBLEM.encode()]
-    if failed:
-        ranks = ", ".join(str(rank) for rank in failed)
-        raise UserError(f"stopping, because of the mistake that rank {ranks} reports")
+        meeting.meet(here, process.rank, range(process.world_size), values, patience=patience)
 
 
 def settled_by_rank_0(
@@ -132,7 +185,8 @@ def settled_by_rank_0(
         store.set(key, text)
         return text
     with _store_needed():
-        _wait(store, [key])
+        if not _comes(store, key):
+            raise _no_word_of([0])
     text = store.get(key).decode()
     if not text:
         raise UserError("stopping, because of the mistake that rank 0 reports")
@@ -188,6 +242,8 @@ def process_group(process: Process, store: Store, device: str = "cpu") -> Iterat
 
     On GPUs, the GPU of this rank becomes the current one. After a failure the process group is not
     destroyed, unless this process is alone, because the peers may never answer.
+
+    Raises: UserError where ranks that meet inside differ, or one does not come.
     """
     if device == "cuda":
         _take_gpu(process)
@@ -199,7 +255,8 @@ def process_group(process: Process, store: Store, device: str = "cpu") -> Iterat
         timeout=timedelta(seconds=settings.load().timeout_seconds),
     )
     try:
-        yield
+        with _for_the_user():
+            yield
     except BaseException:
         if process.world_size == 1:
             dist.destroy_process_group()
@@ -240,33 +297,13 @@ def _patience() -> timedelta:
     return timedelta(seconds=settings.load().timeout_seconds)
 
 
-def _wait(store: Store, keys: list[str]) -> None:
-    """Waits until all ranks have set their keys, of which the first is rank 0's.
-
-    Raises MeetingError if that takes too long.
-    """
-    try:
-        store.wait(keys, _patience())
-    except DistStoreError:
-        late = [rank for rank, key in enumerate(keys) if not store.check([key])]
-        raise _no_word_of(late) from None
-
-
 def _no_word_of(ranks: Sequence[int]) -> MeetingError:
     seconds = f"{settings.load().timeout_seconds:g} s (AXONN_TIMEOUT_SECONDS)"
     return MeetingError(
-        f"cannot meet the other ranks: no word of rank {', '.join(map(str, ranks))} after {seconds}"
+        f"cannot meet the other ranks: no word of {meeting.name_ranks(ranks)} after {seconds}"
     )
 
 
 def _first_line(error: Exception) -> str:
     """Returns the first line of the message, below which c10d puts a C++ stack trace."""
     return str(error).partition("\n")[0]
-
-
-def _post(store: Store, process: Process, state: str) -> None:
-    store.set(_keys(process)[process.rank], state)
-
-
-def _keys(process: Process) -> list[str]:
-    return [f"checked/{rank}" for rank in range(process.world_size)]

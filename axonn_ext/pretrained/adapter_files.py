@@ -27,7 +27,7 @@ from axonn_ext.pretrained.lora import (
     remove_adapters,
     target_names,
 )
-from axonn_ext.pretrained.ranks import agree
+from axonn_ext.pretrained.ranks import agree, compare_files
 
 ADAPTER_CONFIG = "adapter_config.json"
 ADAPTER_TENSORS = "adapter_model.safetensors"
@@ -70,11 +70,12 @@ def save_adapter(model: Transformer, folder: str | Path, *, base: str = "") -> N
 def load_adapter(model: Transformer, folder: str | Path) -> None:
     """Adds the adapters of a folder that PEFT or `save_adapter` wrote; freezes all else.
 
-    Each rank reads its blocks. Collectives: an all-gather of whether a rank failed.
+    Each rank reads its blocks. Collectives: an all-gather of whether a rank failed. A digest of the
+    files is compared through the c10d store.
 
     Raises InputError (a ValueError) if a file or tensor is missing, damaged or of another shape, if
     the adapters are of a kind that is not supported, or if the model has adapters; the model is
-    then as it was.
+    then as it was. RuntimeError: ranks have other files.
     """
     had_adapters = bool(adapters_of(model))
     trained = [p.requires_grad for p in model.parameters()]
@@ -91,6 +92,8 @@ def load_adapter(model: Transformer, folder: str | Path) -> None:
             for parameter, was_trained in zip(model.parameters(), trained, strict=True):
                 parameter.requires_grad_(was_trained)
         raise
+    files = [Path(folder) / name for name in (ADAPTER_CONFIG, ADAPTER_TENSORS)]
+    compare_files(model.grid, files, what="load_adapter")
 
 
 def _parameters(model: Transformer) -> list[ShardedParameter]:

@@ -61,6 +61,11 @@ class PretrainedFiles:
         """The names of all tensors."""
         return frozenset(self._file_of)
 
+    @property
+    def paths(self) -> list[Path]:
+        """The files that have the tensors."""
+        return [self.folder / name for name in sorted(self._open)]
+
     def shape(self, name: str) -> tuple[int, ...]:
         return tuple(self._slice(name).get_shape())
 

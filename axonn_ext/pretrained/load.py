@@ -27,7 +27,7 @@ from axonn_ext.pretrained.files import (
     check_tensors,
     refuse_unknown,
 )
-from axonn_ext.pretrained.ranks import agree
+from axonn_ext.pretrained.ranks import agree, compare_files
 from axonn_ext.spec.model import ModelConfig
 from axonn_ext.spec.parallel import ParallelConfig
 from axonn_ext.spec.stages import Stages
@@ -58,17 +58,18 @@ def from_pretrained(
     pipeline has; see Transformer.
 
     Each rank maps the files and reads the slices that it needs. Collectives: an all-gather of
-    whether a rank failed.
+    whether a rank failed. A digest of the files is compared through the c10d store.
 
     Raises:
         InputError (a ValueError): a file or tensor is missing, damaged or of another shape, or the
             architecture is not one of axonn_ext.models.
         ValueError: the grid does not divide the model.
+        RuntimeError: ranks have other files or pass other arguments, which it names.
     """
+    folder = Path(folder)
     loaded: tuple[Transformer, PretrainedFiles, set[str]] | None = None
     error: Exception | None = None
     try:
-        folder = Path(folder)
         config = _read_config(folder, sequence_length)
         loaded = _load(
             folder, config, grid, parallel, dtype=dtype, device=torch.device(device), stages=stages
@@ -78,7 +79,11 @@ def from_pretrained(
     agree(grid, error)
     assert loaded is not None
     model, files, names = loaded
-    model.config_json = read_json(Path(folder) / CONFIG)
+    compare_files(
+        grid, [folder / CONFIG, *files.paths], what="from_pretrained", dtype=dtype,
+        sequence_length=sequence_length, parallel=parallel,
+    )  # fmt: skip
+    model.config_json = read_json(folder / CONFIG)
     if files.ignored and grid.rank == 0:
         text = f"{folder}: {WHOLE} is read, as transformers does; {files.ignored} is ignored"
         warnings.warn(text, stacklevel=2)

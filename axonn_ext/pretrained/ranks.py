@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from pathlib import Path
+
 import torch.distributed as dist
 
+from axonn_ext import meeting
 from axonn_ext.grid import Grid
+from axonn_ext.inputs.digests import digest_of_files
 from axonn_ext.inputs.errors import InputError
 
 
@@ -23,3 +28,15 @@ def agree(grid: Grid, error: Exception | None) -> None:
         if failure is not None:
             is_input, text = failure
             raise (InputError if is_input else RuntimeError)(f"rank {rank}: {text}")
+
+
+def compare_files(grid: Grid, files: Sequence[Path], *, what: str, **values: object) -> None:
+    """Raises RuntimeError, which names the ranks, unless all ranks have the same files and values.
+
+    Files are compared by names, sizes and, where they are large, a sample of what they hold.
+    """
+    if grid.world_size == 1:
+        return
+    said = {name: str(value) for name, value in values.items()}
+    said["the content of the files"] = digest_of_files(files)
+    meeting.same_in_world(said, what=what)

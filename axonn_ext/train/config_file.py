@@ -66,7 +66,7 @@ def to_toml(config: Config) -> str:
         values = getattr(config, table.name)
         lines += ["", f"[{table.name}]"]
         for key in dataclasses.fields(values):
-            assignment = f"{key.name} = {_to_toml_value(getattr(values, key.name))}"
+            assignment = f"{key.name} = {toml_value(getattr(values, key.name))}"
             lines.append(f"{assignment:<34}  # {key_info(key).doc}")
     return "\n".join(lines[1:]) + "\n"
 
@@ -227,12 +227,13 @@ def _expected(kind: type, value: Any, info: KeyInfo) -> str:
 def _shown(value: Any) -> str:
     """Returns the value as it is written in TOML."""
     try:
-        return clipped(_to_toml_value(value))
+        return clipped(toml_value(value))
     except ValueError:  # Python raises it for a number with thousands of digits
         return f"a number of {value.bit_length()} bits"
 
 
-def _to_toml_value(value: Any) -> str:
+def toml_value(value: Any) -> str:
+    """Returns a value of a key as TOML has it."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, str):

@@ -5,10 +5,12 @@ from __future__ import annotations
 import importlib.util
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+
+from torch.distributed import Store
 
 from axonn_ext import save_adapter, save_pretrained, settings
 from axonn_ext.checkpoint.files import remove
@@ -48,6 +50,7 @@ from axonn_ext.train.run_folder import (
     check_inputs,
     create_folder,
 )
+from axonn_ext.train.shared import shared_values
 from axonn_ext.train.terminal import Terminal, describe_grid, duration, print_header
 from axonn_ext.train.trainer import Trainer
 from axonn_ext.watchdog import summary
@@ -61,6 +64,7 @@ class _Run:
     resumed     the checkpoint to go on from
     watchdog    reports what the ranks wait for
     preemption  says after each step whether the run is to save and end; None: it never is
+    watching    is closed by all ranks together, once none waits for another any more
     """
 
     job: Job
@@ -70,6 +74,7 @@ class _Run:
     resumed: Path | None
     watchdog: Watchdog
     preemption: Preemption | None
+    watching: ExitStack
 
     @property
     def needs_warm_up(self) -> bool:
@@ -119,36 +124,38 @@ class _Run:
             raise TrainingError(str(error)) from None
         return folder
 
-    @contextmanager
-    def watched(self) -> Iterator[None]:
-        """Listens to signals and watches for hangs. All ranks must leave it together."""
-        hears = {summary.SIGNAL: self.watchdog.hear}
-        if self.preemption is not None:
-            hears |= dict.fromkeys(SIGNALS, self.preemption.hear)
-        with self.watchdog, self.preemption or nullcontext(), SignalListener(hears):
-            yield
+
+@contextmanager
+def _watched(watchdog: Watchdog, preemption: Preemption | None) -> Iterator[None]:
+    """Listens to signals and watches for hangs. All ranks must leave it together."""
+    hears = {summary.SIGNAL: watchdog.hear}
+    if preemption is not None:
+        hears |= dict.fromkeys(SIGNALS, preemption.hear)
+    with watchdog, preemption or nullcontext(), SignalListener(hears):
+        yield
 
 
 def run_worker(
     config: Config, here: Process, *, folder: Path, overwrite: bool, profile: bool = False,
-    note: str = "",
+    note: str = "", store: Store | None = None,
 ) -> None:  # fmt: skip
     """Trains as one process of the job; rank 0 writes `folder` and shows the progress.
 
     profile: rank 0 also writes a Chrome trace of a few steps. note: a line that rank 0 shows above
-    all else. If checkpoints are saved, SIGTERM and SIGUSR1 save one more and end the run. SIGUSR2
-    makes all ranks report what they wait for.
+    all else. store: where one is open already. If checkpoints are saved, SIGTERM and SIGUSR1 save
+    one more and end the run. SIGUSR2 makes all ranks report what they wait for.
 
     Raises: UserError for a mistake of the user, found here or on another rank; TrainingError.
     """
-    check_inputs(config, folder)
-    if here.rank == 0:
-        check_folder(folder, overwrite=overwrite, resumes=config.checkpoint.resume == AUTO)
-    job = prepare(config, world_size=here.world_size, local_world_size=here.local_world_size)
-    check_memory(job, ranks_here=here.local_world_size)
-    corpus = load(job)
-    store = process.open_store(here)
-    process.meet(store, here)
+    with process.checking(here, store):
+        check_inputs(config, folder)
+        if here.rank == 0:
+            check_folder(folder, overwrite=overwrite, resumes=config.checkpoint.resume == AUTO)
+        job = prepare(config, world_size=here.world_size, local_world_size=here.local_world_size)
+        check_memory(job, ranks_here=here.local_world_size)
+        corpus = load(job)
+    store = store or process.open_store(here)
+    process.meet(store, here, lambda: shared_values(job, corpus))
     tell = partial(say, Console())
     locked = settle_kernels(job, store, here, say=tell)
     # A folder with the time in its name may differ between ranks.
@@ -158,22 +165,24 @@ def run_worker(
     )
     resumed = None if found == NOTHING else Path(found)
     threads = process.set_threads(here, config.train.threads)
-    with process.process_group(here, store, job.device):
-        preemption = None
-        if config.checkpoint.interval:
-            preemption = Preemption(store, here, say=tell if here.rank == 0 else None)
-        watch = Watchdog(
-            store, here, folder, say=lambda line: tell(f"watchdog: {line}"),
-            times=Times.before(settings.load().timeout_seconds),
-        )  # fmt: skip
-        grid = Grid(**job.grid_shape.as_dict())
-        run = _Run(job, grid, corpus, folder, resumed, watch, preemption)
-        if here.rank == 0:
-            _train_and_show(run, threads=threads, profile=profile, notes=[note, locked])
-        else:
-            with run.watched():
+    preemption = None
+    if config.checkpoint.interval:
+        preemption = Preemption(store, here, say=tell if here.rank == 0 else None)
+    watch = Watchdog(
+        store, here, folder, say=lambda line: tell(f"watchdog: {line}"),
+        times=Times.before(settings.load().timeout_seconds),
+    )  # fmt: skip
+    # Before anything waits for peers in other ways than at the store, such as the making of groups.
+    with ExitStack() as watching:
+        watching.enter_context(_watched(watch, preemption))
+        with process.process_group(here, store, job.device):
+            grid = Grid(**job.grid_shape.as_dict())
+            run = _Run(job, grid, corpus, folder, resumed, watch, preemption, watching)
+            if here.rank == 0:
+                _train_and_show(run, threads=threads, profile=profile, notes=[note, locked])
+            else:
                 _train(run)
-        grid.communicators.close()
+            grid.communicators.close()
 
 
 def _train(run: _Run) -> None:
@@ -186,6 +195,7 @@ def _train(run: _Run) -> None:
         trainer.run()
     if trainer.is_done:
         run.save(trainer)
+    run.watching.close()
 
 
 def _train_and_show(run: _Run, *, threads: int, profile: bool, notes: Sequence[str]) -> None:
@@ -196,26 +206,26 @@ def _train_and_show(run: _Run, *, threads: int, profile: bool, notes: Sequence[s
     console, job, folder = Console(), run.job, run.folder
     tell = partial(say, console)
     sinks: list[MetricsSink] = []
-    with run.watched():
-        continues = run.resumed is not None and folder.resolve() in run.resumed.parents
-        trainer = run.make_trainer(
-            sinks=sinks, profile=folder / PROFILE_FILE if profile else None, say=tell
-        )
-        for note in filter(None, notes):  # not before: the model's files may not fit
-            tell(note)
-        print_header(console, job, run.corpus, threads=threads, folder=str(folder))
-        create_folder(folder, job.config, resumes=continues)  # now that nothing is missing
-        if run.resumed is not None:
-            _resume_and_show(trainer, run.resumed, tell)
-        if trainer.is_done:
-            tell(f"nothing is left to do: train.steps is {job.config.train.steps:,}")
-            run.save(trainer)  # the run that took the last step may have ended before this
-            return
-        if run.needs_warm_up:
-            _warm_up_and_show(trainer, console)
-        before = trainer.steps_done
-        seconds = _train_with_sinks(run, trainer, console, sinks)
-        saved = run.save(trainer) if trainer.is_done else None
+    continues = run.resumed is not None and folder.resolve() in run.resumed.parents
+    trainer = run.make_trainer(
+        sinks=sinks, profile=folder / PROFILE_FILE if profile else None, say=tell
+    )
+    for note in filter(None, notes):  # not before: the model's files may not fit
+        tell(note)
+    print_header(console, job, run.corpus, threads=threads, folder=str(folder))
+    create_folder(folder, job.config, resumes=continues)  # now that nothing is missing
+    if run.resumed is not None:
+        _resume_and_show(trainer, run.resumed, tell)
+    if trainer.is_done:
+        tell(f"nothing is left to do: train.steps is {job.config.train.steps:,}")
+        run.save(trainer)  # the run that took the last step may have ended before this
+        return
+    if run.needs_warm_up:
+        _warm_up_and_show(trainer, console)
+    before = trainer.steps_done
+    seconds = _train_with_sinks(run, trainer, console, sinks)
+    saved = run.save(trainer) if trainer.is_done else None
+    run.watching.close()
     if not trainer.is_done:
         tell(f"ended after step {trainer.steps_done:,}, which is saved: --resume auto goes on")
         return

@@ -31,7 +31,7 @@ def diagnose(reports: Reports, *, stuck: bool = True) -> str:
         if report is None:
             return (
                 f"{_holds_up(blamed, rank, wait)} It has given no report: it may have been "
-                "stopped, or runs native code that keeps Python's lock"
+                "stopped, its network may be down, or it runs native code that keeps Python's lock"
             )
         following = report.longest
         if following is None:

@@ -50,8 +50,11 @@ def test_an_address_that_does_not_resolve(port: int, monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize(
     ("wait", "rank"),
     [
-        (lambda store: process.meet(store, Process(0, 3, 3)), "1, 2"),
-        (lambda store: process.settled_by_rank_0(store, Process(1, 2, 2), str, topic="grid"), "0"),
+        (lambda store: process.meet(store, Process(0, 3, 3)), "ranks 1, 2"),
+        (
+            lambda store: process.settled_by_rank_0(store, Process(1, 2, 2), str, topic="grid"),
+            "rank 0",
+        ),
     ],
 )
 def test_a_rank_that_never_comes(
@@ -59,7 +62,7 @@ def test_a_rank_that_never_comes(
 ) -> None:
     monkeypatch.setenv("AXONN_TIMEOUT_SECONDS", "0.3")
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    expected = rf"no word of rank {rank} after 0.3 s \(AXONN_TIMEOUT_SECONDS\)"
+    expected = rf"no word of {rank} after 0.3 s \(AXONN_TIMEOUT_SECONDS\)"
     with pytest.raises(MeetingError, match=expected):
         wait(PrefixStore("job", store))
 

@@ -102,6 +102,30 @@ def test_every_grid_reads_and_writes_the_same_bits(name, world_size, pool, tmp_p
         assert index["weight_map"].keys() == want.keys()
 
 
+def load_other_files(folders: list[Path], shape: GridShape) -> str:
+    with pytest.raises(RuntimeError) as error:
+        from_pretrained(folders[dist.get_rank()], grid_of(shape))
+    return str(error.value)
+
+
+@pytest.mark.parametrize("other", ["weights", "config"])
+def test_ranks_that_have_other_files_are_named(pool, tmp_path: Path, other: str) -> None:
+    """Otherwise the model would be a mixture of both."""
+    config = CONFIGS["llama"]
+    write_folder(first := tmp_path / "first", config)
+    write_folder(second := tmp_path / "second", config)
+    if other == "weights":
+        state = load_file(second / "model.safetensors")
+        state["model.norm.weight"][0] += 1
+        save_file(state, second / "model.safetensors", metadata={"format": "pt"})
+    else:
+        described = json.loads((second / "config.json").read_text())
+        (second / "config.json").write_text(json.dumps(described | {"rms_norm_eps": 0.5}))
+    for text in pool(2).run(load_other_files, [first, second], GridShape(x=2)):
+        assert text.startswith("from_pretrained: the content of the files is "), text
+        assert "on rank 1, but " in text and text.endswith("on rank 0")
+
+
 def table_of(plain: PlainTransformer) -> str:
     table = plain.lm_head.weight
     names = {id(p): name for name, p in reversed(list(plain.named_parameters()))}

@@ -21,8 +21,8 @@ PACKAGE = ROOT / "axonn_ext"
 LAYERS = (
     ("_C", "_cuda", "_cuda_sm90", "_machine", "_version", "inputs", "spec"),
     ("settings",),
-    ("side_groups", "stamps", "terminal"),
-    ("_library", "launch"),
+    ("meeting", "stamps", "terminal"),
+    ("_library", "launch", "side_groups"),
     ("triton",),
     ("ops", "tuning", "communicators", "locked"),
     ("grid",),

@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import re
 import signal
+import socket
 import subprocess
+import sys
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -29,7 +31,7 @@ from axonn_ext.watchdog.summary import (
     summaries,
 )
 from axonn_ext.watchdog.watchdog import Times, Watchdog
-from commands import wait_until
+from commands import environment, wait_until
 from grids import grid_of
 from kills import command, losses, workers_of
 from limits import HANG_SECONDS
@@ -270,6 +272,48 @@ def test_the_last_lines_of_a_job_say_who_held_it_up(tmp_path, monkeypatch) -> No
     assert job.returncode == 1
     error, how = output.strip().splitlines()[-2:]
     assert re.match(r"error: rank 2 holds the job up: rank [03] has waited for it for \d+\.", error)
-    assert "It has given no report: it may have been stopped, or runs native code" in error
+    assert "It has given no report: it may have been stopped, its network may be down" in error
     assert " (pid " in how
     assert "Traceback" not in output
+
+
+STUCK = """
+import signal, sys, threading
+from axonn_ext.cli.main import end_process, main
+from axonn_ext.train import worker
+
+def stuck(**sizes):
+    print("in no grid", flush=True)
+    threading.Event().wait()
+
+if sys.argv.pop(1) == "1":
+    worker.Grid = stuck
+end_process(main(sys.argv[1:]))
+"""
+
+
+def test_a_rank_that_waits_as_groups_are_made_is_watched(tmp_path) -> None:
+    """Rank 1 makes no grid; rank 0 waits for it there."""
+    folder, ranks = tmp_path / "run", []
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port = listener.getsockname()[1]
+    for rank in ("0", "1"):
+        variables = {"RANK": rank, "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}
+        ranks.append(
+            subprocess.Popen(
+                [sys.executable, "-c", STUCK, rank, *command(folder, "--grid", "x=2")[3:]],
+                env=environment() | variables | {"MASTER_PORT": str(port)},
+                stdout=subprocess.PIPE if rank == "1" else None, text=True,
+            )
+        )  # fmt: skip
+    try:
+        assert ranks[1].stdout.readline() == "in no grid\n"
+        ranks[0].send_signal(SIGNAL)
+        wait_until(lambda: bool(summaries(folder)), "a report")
+    finally:
+        for each in ranks:
+            each.kill()
+            each.wait()
+    [report] = folder.glob(f"{HANGS}/*/rank-0.txt")
+    assert re.search(r"^at axonn_ext/(meeting|grid|side_groups)\.py:", report.read_text(), re.M)

@@ -29,7 +29,7 @@ def run_here(plan: Plan, here: Process, on_round: Callable[[], None]) -> list[Ro
     from axonn_ext.bench.pipeline.run import time_cases
 
     store = process.open_store(here)
-    process.meet(store, here)
+    process.meet(store, here, lambda: process.plan_values("bench pipeline", plan))
     process.set_threads(here, 1)
     with process.process_group(here, store):
         return time_cases(plan, on_round)

@@ -203,7 +203,7 @@ def _run_folder(folder: Path, here: Process) -> None:
 
     launch = Launch.from_json((folder / LAUNCH_FILE).read_text())
     store = process.open_store(here)
-    process.meet(store, here)
+    process.meet(store, here, lambda: process.plan_values("bench ranking", launch))
     process.set_threads(here, 1)
     with process.process_group(here, store):
         times = time_configs(launch)

@@ -63,7 +63,7 @@ def run_here(
 @contextmanager
 def _ranks(plan: Plan, here: Process) -> Iterator[None]:
     store = process.open_store(here)
-    process.meet(store, here)
+    process.meet(store, here, lambda: process.plan_values("bench train", plan))
     torch.set_num_threads(1)  # `single` sets more threads for its own steps
     with process.process_group(here, store, plan.device):
         yield

@@ -1,0 +1,44 @@
+"""Digests of corpora, which ranks compare: of token files they read a sample."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+import numpy as np
+
+from axonn_ext.data.corpus import DOCUMENTS, Corpus
+from axonn_ext.data.examples import Examples
+from axonn_ext.data.tokens import ArrayTokens, Tokens
+from axonn_ext.inputs.digests import WHOLE, sampled
+
+
+def fingerprint(corpus: Corpus | Examples) -> str:
+    """Returns how many tokens or examples there are, and a digest of them and of their weights.
+
+    Raises ValueError if a file is damaged.
+    """
+    digest = hashlib.sha256()
+    if isinstance(corpus, Examples):
+        for example in (*corpus.train, None, *corpus.held_out):
+            if example is not None:
+                digest.update(example.tokens.astype("<i8").tobytes())
+            digest.update(repr(example and example.num_given).encode())
+        count = f"{len(corpus.train) + len(corpus.held_out):,} examples"
+    else:
+        digest.update(repr(corpus.weights).encode())
+        for each in corpus.sources:
+            _add(digest, each.tokens, by_documents=corpus.order == DOCUMENTS)
+        count = f"{corpus.num_tokens:,} tokens"
+    return f"{count} ({digest.hexdigest()[:12]})"
+
+
+def _add(digest: Any, tokens: Tokens, *, by_documents: bool) -> None:
+    count = tokens.num_tokens
+    digest.update(f"{count} {tokens.num_documents}\n".encode())
+    in_memory = isinstance(tokens, ArrayTokens)
+    for start, length in [(0, count)] if in_memory else sampled(count):
+        digest.update(np.ascontiguousarray(tokens.read(start, length)).tobytes())
+    if by_documents:
+        chosen = np.linspace(0, tokens.num_documents, min(tokens.num_documents + 1, WHOLE))
+        digest.update(tokens.starts(chosen.astype(np.int64)).tobytes())

@@ -1,0 +1,158 @@
+"""How ranks meet: what they say where they differ, and how often they use the store."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from datetime import timedelta
+
+import pytest
+from torch.distributed import HashStore, Store
+
+from axonn_ext import meeting, settings
+from axonn_ext.meeting import RanksDiffer, RanksFailed, RanksMissing, meet, name_ranks
+from limits import HANG_SECONDS
+
+PATIENCE = timedelta(seconds=HANG_SECONDS)
+Values = Mapping[str, str] | None
+
+
+class Counting(Store):
+    """A store that counts how often it is asked."""
+
+    def __init__(self, store: Store) -> None:
+        super().__init__()
+        self.inner, self.count = store, 0
+
+    def _ask(self, name: str, *arguments: object) -> object:
+        self.count += 1
+        return getattr(self.inner, name)(*arguments)
+
+    def set(self, key: str, value: str) -> None:
+        self._ask("set", key, value)
+
+    def get(self, key: str) -> object:
+        return self._ask("get", key)
+
+    def add(self, key: str, value: int) -> object:
+        return self._ask("add", key, value)
+
+    def compare_set(self, key: str, expected: str, desired: str) -> object:
+        return self._ask("compare_set", key, expected, desired)
+
+    def wait(self, keys: list[str], timeout: timedelta) -> None:
+        self._ask("wait", keys, timeout)
+
+
+def all_meet(
+    values: list[Values], store: Callable[[], Store] | None = None
+) -> list[BaseException | None]:
+    """What each rank raises where ranks say these values."""
+    size, shared = len(values), HashStore()
+    raised: list[BaseException | None] = [TimeoutError()] * size
+
+    def rank(number: int) -> None:
+        try:
+            own = shared if store is None else store()
+            meet(own, number, range(size), values[number], patience=PATIENCE)
+            raised[number] = None
+        except Exception as error:
+            raised[number] = error
+
+    threads = [threading.Thread(target=rank, args=(number,)) for number in range(size)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(HANG_SECONDS)
+    return raised
+
+
+@pytest.mark.parametrize(
+    ("values", "problems"),
+    [
+        (
+            [{"lr": "0.001", "k": "1"}, {"lr": "0.05", "k": "1"}],
+            ["lr is 0.05 on rank 1, but 0.001 on rank 0"],
+        ),
+        (
+            [{"lr": "2"}, {"lr": "5"}, *[{"lr": "2"}] * 6],
+            ["lr is 5 on rank 1, but 2 on ranks 0, 2-7"],
+        ),
+        (
+            [{"a": "1", "b": "x"}, {"a": "2", "b": "y"}, {"a": "1"}, {"a": "1"}],
+            [
+                "a is 2 on rank 1, but 1 on ranks 0, 2, 3",
+                "b is x on rank 0, y on rank 1, but not set on ranks 2, 3",
+            ],
+        ),
+        (
+            [{"a": "x" * 500 + "1" * 500}, {"a": "x" * 500 + "2" * 500}],
+            [
+                f"a is ... {'x' * 20}{'2' * 80} ... on rank 1, but "
+                f"... {'x' * 20}{'1' * 80} ... on rank 0"
+            ],
+        ),
+    ],
+)
+def test_all_ranks_name_what_differs_and_where(values: list[Values], problems: list[str]) -> None:
+    for error in all_meet(values):
+        assert isinstance(error, RanksDiffer)
+        assert error.problems == problems
+
+
+def test_a_message_is_bounded_however_many_differ() -> None:
+    size = 24
+    values = [{f"key {i}": str(rank) for i in range(50)} for rank in range(size)]
+    errors = {str(error) for error in all_meet([*values])}
+    [text] = errors
+    assert len(text.splitlines()) == meeting.MOST_KEYS + 2
+    assert f"ranks {meeting.MOST_SAID}-{size - 1} differ from these" in text
+
+
+def test_ranks_that_say_the_same_meet_again_and_again() -> None:
+    shared = HashStore()
+    for number in range(5):
+        values = {"number": str(number)}
+        assert all_meet([values] * 3, lambda: shared) == [None] * 3
+
+
+def test_a_rank_with_a_mistake_of_its_own_ends_the_wait() -> None:
+    first, second, third = all_meet([{"a": "1"}, None, {"a": "1"}])
+    assert second is None
+    for error in (first, third):
+        assert isinstance(error, RanksFailed) and error.ranks == "rank 1"
+
+
+def test_ranks_that_do_not_come_are_named() -> None:
+    with pytest.raises(RanksMissing, match=r"^Grid: no word of ranks 0, 2-7 after 0\.2 s"):
+        meet(HashStore(), 1, range(8), {}, what="Grid", patience=timedelta(seconds=0.2))
+
+
+def test_a_rank_uses_the_store_as_often_whatever_their_number() -> None:
+    counts = {}
+    for size in (2, 16):
+        shared, made = HashStore(), []
+
+        def store(shared: Store = shared, made: list[Counting] = made) -> Store:
+            made.append(Counting(shared))
+            return made[-1]
+
+        assert all_meet([{"a": "1"}] * size, store) == [None] * size
+        counts[size] = max(each.count for each in made)
+    assert counts[16] == counts[2] <= 9
+
+
+@pytest.mark.parametrize(
+    ("ranks", "name"),
+    [([1], "rank 1"), ([3, 2], "ranks 2, 3"), ([0, *range(2, 8), 9], "ranks 0, 2-7, 9")],
+)
+def test_names_of_ranks(ranks: list[int], name: str) -> None:
+    assert name_ranks(ranks) == name
+
+
+def test_every_setting_is_shared_but_the_cache() -> None:
+    shared = settings.load({"AXONN_EMULATED_LINKS": "x=2,y=0.5"}).shared()
+    assert {*shared, "AXONN_CACHE_DIR"} == {
+        line.split()[0] for line in (settings.__doc__ or "").splitlines() if line[:6] == "AXONN_"
+    }
+    assert shared["AXONN_EMULATED_LINKS"] == "x=2,y=0.5"
