@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import time
@@ -14,7 +15,7 @@ import torch.distributed as dist
 from torch.distributed import (
     DistError,
     DistNetworkError,
-    DistStoreError,
+    FileStore,
     HashStore,
     PrefixStore,
     Store,
@@ -25,6 +26,7 @@ from axonn_ext import settings
 from axonn_ext.launch.attempt import name_of_start
 from axonn_ext.launch.limits import allow_open_files
 from axonn_ext.launch.place import Process
+from axonn_ext.launch.stores import comes
 from axonn_ext.terminal.errors import MeetingError, TrainingError, UserError
 
 # A rank that found a mistake waits this long for peers that are still starting. torchrun ends the
@@ -54,7 +56,7 @@ def open_store(process: Process, seconds: float | None = None) -> Store:
         return HashStore()
     try:
         timeout = timedelta(seconds=seconds) if seconds is not None else _patience()
-        store, _, _ = next(rendezvous("env://", timeout=timeout))
+        store = _shared_store(timeout)
         ours = PrefixStore("axonn_ext", store)
         name = name_of_start(ours, process, timeout.total_seconds())
     except TimeoutError as error:
@@ -65,6 +67,17 @@ def open_store(process: Process, seconds: float | None = None) -> Store:
     except (ValueError, DistError) as error:
         raise MeetingError(f"cannot meet the other ranks: {_first_line(error)}") from None
     return PrefixStore(name, ours)
+
+
+def _shared_store(timeout: timedelta) -> Store:
+    """Opens the file that `axonn-ext` made for its processes, or what torchrun serves."""
+    launch = settings.launch_environment()
+    if launch is None or not launch.store_file:
+        store, _, _ = next(rendezvous("env://", timeout=timeout))
+        return store  # type: ignore[no-any-return, unused-ignore]
+    store = FileStore(launch.store_file)
+    store.set_timeout(timeout)
+    return store
 
 
 def say_farewell(process: Process) -> None:
@@ -86,6 +99,8 @@ def _is_served(deadline: float) -> bool:
     """Whether something listens at the address of the store before the deadline."""
     launch = settings.launch_environment()
     assert launch is not None
+    if launch.store_file:
+        return True
     while True:
         try:
             address = (launch.master_addr, launch.master_port)
@@ -118,7 +133,7 @@ def settled_by_rank_0(
 ) -> str:
     """Returns, on every rank, what `settle` returns on rank 0, because files differ between hosts.
 
-    It must not be empty. topic: a name that no other call of the job has.
+    topic: a name that no other call of the job has.
 
     Raises: UserError if rank 0 has raised one.
     """
@@ -129,14 +144,14 @@ def settled_by_rank_0(
         except UserError:
             store.set(key, "")
             raise
-        store.set(key, text)
+        store.set(key, json.dumps(text))  # which a path that is no UTF-8 survives
         return text
     with _store_needed():
         _wait(store, [key])
-    text = store.get(key).decode()
-    if not text:
+    said = store.get(key)
+    if not said:
         raise UserError("stopping, because of the mistake that rank 0 reports")
-    return text
+    return str(json.loads(said))
 
 
 def once_per_host(
@@ -166,20 +181,11 @@ def once_per_host(
             if store.add(finished, process.local_world_size) == process.world_size:
                 store.set(all_done, "")
         seen = 0
-        while not _comes(store, all_done):
+        while not comes(store, [all_done], _patience()):
             if (now := store.add(signs, 0)) == seen:
                 firsts = range(0, process.world_size, process.local_world_size)
                 raise _no_word_of([r for r in firsts if not store.check([f"{topic}/done/{r}"])])
             seen = now
-
-
-def _comes(store: Store, key: str) -> bool:
-    """Whether the key is set within AXONN_TIMEOUT_SECONDS."""
-    try:
-        store.wait([key], _patience())
-    except DistStoreError:
-        return False
-    return True
 
 
 @contextmanager
@@ -189,6 +195,7 @@ def process_group(process: Process, store: Store, device: str = "cpu") -> Iterat
     On GPUs, the GPU of this rank becomes the current one. After a failure the process group is not
     destroyed, unless this process is alone, because the peers may never answer.
     """
+    settings.stay_on_this_host()
     if device == "cuda":
         _take_gpu(process)
     dist.init_process_group(
@@ -245,11 +252,8 @@ def _wait(store: Store, keys: list[str]) -> None:
 
     Raises MeetingError if that takes too long.
     """
-    try:
-        store.wait(keys, _patience())
-    except DistStoreError:
-        late = [rank for rank, key in enumerate(keys) if not store.check([key])]
-        raise _no_word_of(late) from None
+    if not comes(store, keys, _patience()):
+        raise _no_word_of([rank for rank, key in enumerate(keys) if not store.check([key])])
 
 
 def _no_word_of(ranks: Sequence[int]) -> MeetingError:

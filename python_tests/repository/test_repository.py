@@ -21,7 +21,7 @@ PACKAGE = ROOT / "axonn_ext"
 LAYERS = (
     ("_C", "_cuda", "_cuda_sm90", "_machine", "_version", "inputs", "spec"),
     ("settings",),
-    ("side_groups", "stamps", "terminal"),
+    ("rank_values", "side_groups", "stamps", "terminal"),
     ("_library", "launch"),
     ("triton",),
     ("ops", "tuning", "communicators", "locked"),
