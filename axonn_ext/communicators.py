@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed import DistError, PrefixStore, Store
+from torch.distributed import PrefixStore, Store
 
 from axonn_ext import _library, settings
+from axonn_ext.stores import comes
 
 if TYPE_CHECKING:
     from axonn_ext._cuda import CommunicatorGrid
@@ -147,7 +148,7 @@ def said_by_all(
     here.set(f"said/{rank}", text)
     if rank == 0:
         here.set("answer", json.dumps(_collect(here, size, timeout_s)))
-    elif not _comes(here, ["answer"], timeout_s):
+    elif not comes(here, ["answer"], timedelta(seconds=timeout_s)):
         raise RuntimeError(
             f"NCCL communicators: rank {rank} has heard nothing of rank 0 for {timeout_s:g} s "
             "(AXONN_TIMEOUT_SECONDS)"
@@ -161,7 +162,7 @@ def said_by_all(
 def _collect(store: Store, size: int, timeout_s: float) -> dict[str, list[int]] | str:
     """Returns the ranks by what they say, or, if some do not come, what every rank is to raise."""
     keys = [f"said/{rank}" for rank in range(size)]
-    if not _comes(store, keys, timeout_s):
+    if not comes(store, keys, timedelta(seconds=timeout_s)):
         absent = [rank for rank, key in enumerate(keys) if not store.check([key])]
         if absent:
             return (
@@ -172,14 +173,6 @@ def _collect(store: Store, size: int, timeout_s: float) -> dict[str, list[int]] 
     for rank, key in enumerate(keys):
         said.setdefault(store.get(key).decode(), []).append(rank)
     return said
-
-
-def _comes(store: Store, keys: Sequence[str], timeout_s: float) -> bool:
-    try:
-        store.wait(list(keys), timedelta(seconds=timeout_s))
-    except DistError:
-        return False
-    return True
 
 
 def _name(ranks: Sequence[int]) -> str:

@@ -20,6 +20,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from axonn_ext import meeting, ops, settings  # noqa: F401  (ops registers torch.ops.axonn)
 from axonn_ext.communicators import Communicators
+from axonn_ext.rank_values import device_type
 from axonn_ext.side_groups import SideGroups, new_group
 from axonn_ext.spec.grid import AXES, SUM_ORDER, GridShape
 
@@ -200,7 +201,7 @@ class Grid:
     @property
     def device_type(self) -> str:
         """The type of device whose tensors the groups communicate: "cuda" over NCCL, else "cpu"."""
-        return _device_type(self.group("x"))
+        return device_type(self.group("x"))
 
     @property
     def device_mesh(self) -> DeviceMesh:
@@ -209,7 +210,7 @@ class Grid:
             groups = [self.group(axis) for axis in AXES]
             mesh = torch.arange(self.world_size).view([group.size() for group in groups])
             self._mesh = DeviceMesh.from_group(
-                groups, _device_type(groups[0]), mesh=mesh, mesh_dim_names=AXES
+                groups, device_type(groups[0]), mesh=mesh, mesh_dim_names=AXES
             )
         return self._mesh
 
@@ -282,7 +283,7 @@ def _nccl_options(patience: timedelta) -> Any:
     free.
     """
     assert dist.group.WORLD is not None
-    if _device_type(dist.group.WORLD) != "cuda":
+    if device_type(dist.group.WORLD) != "cuda":
         return None
     options = dist.ProcessGroupNCCL.Options(is_high_priority_stream=True)
     options._timeout = patience
@@ -292,11 +293,6 @@ def _nccl_options(patience: timedelta) -> Any:
 def _describe(axis: str, ranks: Sequence[int]) -> str:
     """Returns the description of an axis's group, which c10d also shows in error messages."""
     return f"{axis} (ranks {', '.join(map(str, ranks))})"
-
-
-def _device_type(group: ProcessGroup) -> str:
-    """Returns the type of device whose tensors a group communicates: "cuda" if it has NCCL."""
-    return "cuda" if "cuda:nccl" in str(dist.get_backend_config(group)) else "cpu"
 
 
 def _check_dim(dim: int, num_dims: int) -> None:

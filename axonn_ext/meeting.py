@@ -13,11 +13,12 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
-from torch.distributed import DistStoreError, PrefixStore, Store
+from torch.distributed import PrefixStore, Store
 
 from axonn_ext import settings
 from axonn_ext._version import __version__
 from axonn_ext.inputs.errors import MAX_SHOWN, clipped, first_of
+from axonn_ext.stores import comes
 
 MOST_SAID = 8  # different sets of values of which a message tells
 MOST_KEYS = 8  # keys that a message names
@@ -144,15 +145,13 @@ def _timeout() -> timedelta:
 
 
 def _wait(store: Store, key: str, members: Sequence[int], patience: timedelta, what: str) -> str:
-    try:
-        store.wait([key], patience)
-    except DistStoreError:
+    if not comes(store, [key], patience):
         late = [rank for rank in members if not store.check([_key(rank)])]
         who = name_ranks(late) if late else "another rank, which has come and gone"
         raise RanksMissing(
             f"{what and f'{what}: '}no word of {who} after {patience.total_seconds():g} s "
             "(AXONN_TIMEOUT_SECONDS)"
-        ) from None
+        )
     return store.get(key).decode()
 
 

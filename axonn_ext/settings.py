@@ -125,6 +125,12 @@ class LaunchEnvironment:
     by_us: bool = False
     by_agent: bool = False
     launcher: int | None = None
+    one_host: bool = False  # the job has one launcher
+
+    @property
+    def store_file(self) -> str:
+        """The file in which the processes that `axonn-ext` started meet; "" under torchrun."""
+        return self.master_addr if self.by_us else ""
 
 
 def load(environment: Mapping[str, str] = os.environ) -> Settings:
@@ -191,6 +197,7 @@ def launch_environment(
         by_us=run_id.startswith(LAUNCHED_BY_US),
         by_agent=bool(run_id),
         launcher=int(ours[1]) if ours else None,
+        one_host=environment.get("GROUP_WORLD_SIZE") == "1",
     )
     if problems:
         raise SettingsError(problems)
@@ -232,6 +239,17 @@ def let_ranks_share_gpus(rank: int, environment: MutableMapping[str, str] = os.e
     environment.setdefault("NCCL_HOSTID", f"axonn-ext-rank-{rank}")
     environment.setdefault("NCCL_MULTI_RANK_GPU_ENABLE", "1")
     environment.setdefault("TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES", "1")
+
+
+def stay_on_this_host(environment: MutableMapping[str, str] = os.environ) -> None:
+    """Lets gloo and NCCL, neither yet started, listen on loopback where the job has one host.
+
+    They ask nobody who connects. Variables that the user has set are not changed.
+    """
+    launch = launch_environment(environment)
+    if launch is None or launch.one_host:
+        environment.setdefault("GLOO_SOCKET_IFNAME", "lo")
+        environment.setdefault("NCCL_SOCKET_IFNAME", "lo")
 
 
 def _cache_dir(environment: Mapping[str, str]) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import ChainMap
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -12,6 +11,7 @@ from torch import Tensor, nn
 
 from axonn_ext.grid import AxisGroup
 from axonn_ext.nn.sharded import ShardedParameter, sharded_parameters
+from axonn_ext.rank_values import dtype_named, of_all_ranks
 from axonn_ext.zero import all_shards
 
 State = dict[str, Tensor]
@@ -114,10 +114,8 @@ def _stages_of(module: nn.Module) -> AxisGroup | None:
 
 def names_of_stages(stages: AxisGroup, names: Iterable[str]) -> set[str]:
     """Returns the names that some stage has. Collectives: with several stages, an all-gather."""
-    found = [set(names)] * stages.size
-    if stages.size > 1:
-        dist.all_gather_object(found, found[0], group=stages.process_group)
-    return set().union(*found)
+    own = set(names)
+    return own if stages.size == 1 else own.union(*of_all_ranks([*own], stages.process_group))
 
 
 def _of_all_stages(module: nn.Module, own: State) -> State:
@@ -126,11 +124,10 @@ def _of_all_stages(module: nn.Module, own: State) -> State:
     if stages is None:
         return own
     described = {
-        name: (tuple(t.shape), t.dtype, next(n for n, other in own.items() if other is t))
+        name: (list(t.shape), str(t.dtype), next(n for n, other in own.items() if other is t))
         for name, t in own.items()
     }
-    found: list[dict[str, Any]] = [{}] * stages.size
-    dist.all_gather_object(found, described, group=stages.process_group)
+    found = of_all_ranks(described, stages.process_group)
     device = next(module.parameters()).device
     state: State = {}
     for stage, described in enumerate(found):
@@ -142,7 +139,9 @@ def _of_all_stages(module: nn.Module, own: State) -> State:
                 continue
             mine = stage == stages.rank
             tensor = (
-                own[name].contiguous() if mine else torch.empty(shape, dtype=dtype, device=device)
+                own[name].contiguous()
+                if mine
+                else torch.empty(shape, dtype=dtype_named(dtype), device=device)
             )
             dist.broadcast(tensor, group=stages.process_group, group_src=stage)
             state[name] = tensor

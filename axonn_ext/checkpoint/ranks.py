@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch.distributed import ProcessGroup
 
 from axonn_ext.checkpoint.errors import CheckpointError
+from axonn_ext.rank_values import of_all_ranks
 from axonn_ext.side_groups import new_group
 
 # A rank may wait so long for another one that writes to a slow disk. One that has ended is noticed
@@ -33,8 +34,7 @@ class Ranks:
         """
         errors: list[str | None] = [error]
         if self.group is not None:
-            errors *= self.size
-            dist.all_gather_object(errors, error, group=self.group)
+            errors = of_all_ranks(error, self.group)
         if len(set(errors)) == 1 and errors[0] is not None:
             raise CheckpointError(errors[0])
         for rank, text in enumerate(errors):
@@ -44,17 +44,15 @@ class Ranks:
     def union(self, names: Iterable[str]) -> set[str]:
         """Returns the names that some rank has. Collectives: an all-gather of the names."""
         own = set(names)
-        found = [own] * self.size
-        if self.group is not None:
-            dist.all_gather_object(found, own, group=self.group)
-        return own.union(*found)
+        return own if self.group is None else own.union(*of_all_ranks([*own], self.group))
 
     def told(self, function: Callable[[], str]) -> str:
-        """Returns, on every rank, what the function returns on rank 0. Collectives: a broadcast."""
-        texts = [function() if self.rank == 0 else ""]
-        if self.group is not None:
-            dist.broadcast_object_list(texts, group=self.group, group_src=0)
-        return texts[0]
+        """Returns, on every rank, what the function returns on rank 0.
+
+        Collectives: an all-gather of the text.
+        """
+        text = function() if self.rank == 0 else ""
+        return text if self.group is None else str(of_all_ranks(text, self.group)[0])
 
     def agreed(self, function: Callable[[], None], *, on_rank: int | None = None) -> None:
         """Calls the function, on one rank or on all, and raises its CheckpointError on every rank.

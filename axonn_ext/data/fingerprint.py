@@ -20,10 +20,11 @@ def fingerprint(corpus: Corpus | Examples) -> str:
     """
     digest = hashlib.sha256()
     if isinstance(corpus, Examples):
-        for example in (*corpus.train, None, *corpus.held_out):
-            if example is not None:
-                digest.update(example.tokens.astype("<i8").tobytes())
-            digest.update(repr(example and example.num_given).encode())
+        for example in (*corpus.train, *corpus.held_out):
+            digest.update(f"{len(example.tokens)} {example.learned is None}\n".encode())
+            digest.update(example.tokens.astype("<i8").tobytes())
+            digest.update(b"" if example.learned is None else example.learned.tobytes())
+        digest.update(f"{len(corpus.train)}".encode())
         count = f"{len(corpus.train) + len(corpus.held_out):,} examples"
     else:
         digest.update(repr(corpus.weights).encode())

@@ -19,6 +19,7 @@ from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalEx
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
+from axonn_ext.launch import rendezvous
 from axonn_ext.launch.limits import allow_open_files
 from axonn_ext.settings import LAUNCHED_BY_US
 from axonn_ext.terminal.errors import OutputClosed, TrainingError, WorkerUserError
@@ -52,17 +53,19 @@ def launch(
     # The agent logs each process that it ends. The error that is raised here says what matters.
     for name in AGENT_LOGGERS:
         logging.getLogger(name).setLevel(logging.CRITICAL)
-    with tempfile.TemporaryDirectory(prefix="axonn_ext_") as log_dir:
+    rendezvous.register()
+    with tempfile.TemporaryDirectory(prefix="axonn_ext_") as folder:  # for this user alone
+        store = Path(folder) / "store"
+        store.touch()
         config = LaunchConfig(
             min_nodes=1,
             max_nodes=1,
             nproc_per_node=num_processes,
             run_id=f"{LAUNCHED_BY_US}{os.getpid()}-{uuid.uuid4().hex}",
-            rdzv_backend="c10d",
-            rdzv_endpoint="127.0.0.1:0",
-            local_addr="127.0.0.1",
+            rdzv_backend=rendezvous.BACKEND,
+            rdzv_endpoint=str(store),
             max_restarts=0,
-            logs_specs=DefaultLogsSpecs(log_dir=log_dir),
+            logs_specs=DefaultLogsSpecs(log_dir=folder),
             signals_to_handle=",".join(
                 number.name for number in ENDING_SIGNALS if number not in forwarded
             ),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 import socket
 import time
@@ -16,7 +17,7 @@ import torch.distributed as dist
 from torch.distributed import (
     DistError,
     DistNetworkError,
-    DistStoreError,
+    FileStore,
     HashStore,
     PrefixStore,
     Store,
@@ -27,6 +28,7 @@ from axonn_ext import meeting, settings
 from axonn_ext.launch.attempt import name_of_start
 from axonn_ext.launch.limits import allow_open_files
 from axonn_ext.launch.place import Process
+from axonn_ext.stores import comes
 from axonn_ext.terminal.errors import MeetingError, TrainingError, UserError
 
 if TYPE_CHECKING:
@@ -59,7 +61,7 @@ def open_store(process: Process, seconds: float | None = None) -> Store:
         return HashStore()
     try:
         timeout = timedelta(seconds=seconds) if seconds is not None else _patience()
-        store, _, _ = next(rendezvous("env://", timeout=timeout))
+        store = _shared_store(timeout)
         ours = PrefixStore("axonn_ext", store)
         name = name_of_start(ours, process, timeout.total_seconds())
     except TimeoutError as error:
@@ -70,6 +72,17 @@ def open_store(process: Process, seconds: float | None = None) -> Store:
     except (ValueError, DistError) as error:
         raise MeetingError(f"cannot meet the other ranks: {_first_line(error)}") from None
     return PrefixStore(name, ours)
+
+
+def _shared_store(timeout: timedelta) -> Store:
+    """Opens the file that `axonn-ext` made for its processes, or what torchrun serves."""
+    launch = settings.launch_environment()
+    if launch is None or not launch.store_file:
+        store, _, _ = next(rendezvous("env://", timeout=timeout))
+        return store  # type: ignore[no-any-return, unused-ignore]
+    store = FileStore(launch.store_file)
+    store.set_timeout(timeout)
+    return store
 
 
 def say_farewell(process: Process) -> None:
@@ -95,6 +108,8 @@ def _is_served(deadline: float) -> bool:
     """Whether something listens at the address of the store before the deadline."""
     launch = settings.launch_environment()
     assert launch is not None
+    if launch.store_file:
+        return True
     while True:
         try:
             address = (launch.master_addr, launch.master_port)
@@ -171,7 +186,7 @@ def settled_by_rank_0(
 ) -> str:
     """Returns, on every rank, what `settle` returns on rank 0, because files differ between hosts.
 
-    It must not be empty. topic: a name that no other call of the job has.
+    topic: a name that no other call of the job has.
 
     Raises: UserError if rank 0 has raised one.
     """
@@ -182,15 +197,15 @@ def settled_by_rank_0(
         except UserError:
             store.set(key, "")
             raise
-        store.set(key, text)
+        store.set(key, json.dumps(text))  # which a path that is no UTF-8 survives
         return text
     with _store_needed():
-        if not _comes(store, key):
+        if not comes(store, [key], _patience()):
             raise _no_word_of([0])
-    text = store.get(key).decode()
-    if not text:
+    said = store.get(key)
+    if not said:
         raise UserError("stopping, because of the mistake that rank 0 reports")
-    return text
+    return str(json.loads(said))
 
 
 def once_per_host(
@@ -220,20 +235,11 @@ def once_per_host(
             if store.add(finished, process.local_world_size) == process.world_size:
                 store.set(all_done, "")
         seen = 0
-        while not _comes(store, all_done):
+        while not comes(store, [all_done], _patience()):
             if (now := store.add(signs, 0)) == seen:
                 firsts = range(0, process.world_size, process.local_world_size)
                 raise _no_word_of([r for r in firsts if not store.check([f"{topic}/done/{r}"])])
             seen = now
-
-
-def _comes(store: Store, key: str) -> bool:
-    """Whether the key is set within AXONN_TIMEOUT_SECONDS."""
-    try:
-        store.wait([key], _patience())
-    except DistStoreError:
-        return False
-    return True
 
 
 @contextmanager
@@ -245,6 +251,7 @@ def process_group(process: Process, store: Store, device: str = "cpu") -> Iterat
 
     Raises: UserError where ranks that meet inside differ, or one does not come.
     """
+    settings.stay_on_this_host()
     if device == "cuda":
         _take_gpu(process)
     dist.init_process_group(

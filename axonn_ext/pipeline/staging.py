@@ -11,6 +11,7 @@ from axonn_ext.grid import Grid
 from axonn_ext.models.transformer import Transformer
 from axonn_ext.pipeline.failures import PipelineError
 from axonn_ext.pipeline.models import Layer, Loss, ModuleStages, StagedModel, TransformerStages
+from axonn_ext.rank_values import of_all_ranks
 from axonn_ext.spec.pipeline import split_layers
 from axonn_ext.spec.pipeline_options import PipelineOptions
 from axonn_ext.spec.stages import Stages
@@ -25,9 +26,7 @@ def on_all_ranks(make: Callable[[], StagedModel]) -> StagedModel:
     except Exception as failure:  # the functions that make layers are the user's
         error = failure
     text = None if error is None else f"{type(error).__name__}: {error}"
-    found: list[str | None] = [text] * dist.get_world_size()
-    if len(found) > 1:
-        dist.all_gather_object(found, text)
+    found = of_all_ranks(text) if dist.get_world_size() > 1 else [text]
     if error is not None:
         raise error
     for rank, text in enumerate(found):

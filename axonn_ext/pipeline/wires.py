@@ -18,6 +18,7 @@ from torch.distributed import ProcessGroup
 from axonn_ext import _C, settings
 from axonn_ext.grid import AxisGroup
 from axonn_ext.pipeline.messages import Form
+from axonn_ext.rank_values import of_all_ranks
 from axonn_ext.side_groups import PATIENCE
 
 
@@ -59,15 +60,14 @@ def open_channels(
     """Opens channels to and from ranks of the axis that share memory with this one.
 
     Collective over the axis; a rank that is named in `to` names this one in `source`.
-    Collectives: two all-gathers of objects.
+    Collectives: four all-gathers.
     """
-    group, rank, size = axis.process_group, axis.rank, axis.size
+    group, rank = axis.process_group, axis.rank
     senders = _senders(f"{name} of rank {rank}", to)
-    addresses: list[dict[int, str]] = [{}] * size
-    dist.all_gather_object(addresses, {n: s.address for n, s in senders.items()}, group=group)
-    receivers = _receivers({n: addresses[n][rank] for n in source if rank in addresses[n]})
-    opened: list[tuple[list[int], bool]] = [([], False)] * size
-    dist.all_gather_object(opened, (list(receivers), len(receivers) == len(source)), group=group)
+    addresses = of_all_ranks({n: s.address for n, s in senders.items()}, group)  # by str(n)
+    own = str(rank)
+    receivers = _receivers({n: addresses[n][own] for n in source if own in addresses[n]})
+    opened = of_all_ranks((list(receivers), len(receivers) == len(source)), group)
     for sender in senders.values():
         sender.close_descriptor()
     used = {number: sender for number, sender in senders.items() if rank in opened[number][0]}

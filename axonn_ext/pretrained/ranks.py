@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-import torch.distributed as dist
-
 from axonn_ext import meeting
 from axonn_ext.grid import Grid
 from axonn_ext.inputs.digests import digest_of_files
 from axonn_ext.inputs.errors import InputError
+from axonn_ext.rank_values import of_all_ranks
 
 
 def agree(grid: Grid, error: Exception | None) -> None:
@@ -18,10 +17,8 @@ def agree(grid: Grid, error: Exception | None) -> None:
 
     Collectives: an all-gather of the errors.
     """
-    own = None if error is None else (isinstance(error, ValueError), str(error))
-    found: list[tuple[bool, str] | None] = [own] * grid.world_size
-    if grid.world_size > 1:
-        dist.all_gather_object(found, own)
+    own = None if error is None else [isinstance(error, ValueError), str(error)]
+    found = of_all_ranks(own) if grid.world_size > 1 else [own]
     if error is not None:
         raise error
     for rank, failure in enumerate(found):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -26,6 +25,7 @@ from axonn_ext.planner.model_files import read_config
 from axonn_ext.pretrained.files import CONFIG, INDEX, WHOLE
 from axonn_ext.pretrained.lora import adapters_of
 from axonn_ext.pretrained.tokenizer import copy_tokenizer, special_ids
+from axonn_ext.rank_values import dtype_named, of_all_ranks
 from axonn_ext.spec.model import ModelConfig
 
 SHARD_BYTES = 5_000_000_000  # as many as transformers writes into one file
@@ -69,14 +69,14 @@ def save_pretrained(
     for described, whole in _whole_tensors(model, every):
         if writer is not None:
             writer.take(described, whole)
-    errors: list[str | None] = [None]
+    error: str | None = None
     if writer is not None:
         writer.finish(None if like is None else Path(like), tokenizer)
-        errors = [writer.error]
+        error = writer.error
     if model.grid.world_size > 1:
-        dist.broadcast_object_list(errors, src=0)
-    if errors[0] is not None:
-        raise InputError(f"save_pretrained: {errors[0]}")
+        error = of_all_ranks(error)[0]
+    if error is not None:
+        raise InputError(f"save_pretrained: {error}")
 
 
 @dataclass(frozen=True)
@@ -89,6 +89,21 @@ class _Parameter:
     stage: int
     stored: Stored
 
+    def values(self) -> list[Any]:
+        """Returns what `of` reads, as JSON has it."""
+        where, order = self.stored, self.stored.order
+        rows = None if order is None else order.tolist()
+        return [
+            self.name, self.sizes, str(self.dtype), self.stage, where.parts, rows, where.transposed
+        ]  # fmt: skip
+
+    @classmethod
+    def of(cls, values: list[Any]) -> _Parameter:
+        name, sizes, dtype, stage, parts, rows, transposed = values
+        order = None if rows is None else torch.tensor(rows)
+        stored = Stored(tuple((part, size) for part, size in parts), order, transposed)
+        return cls(name, tuple(sizes), dtype_named(dtype), stage, stored)
+
 
 def _parameters_of_all_stages(model: Transformer) -> list[_Parameter]:
     """Returns what all stages have, each parameter once, in the order of stages.
@@ -100,12 +115,12 @@ def _parameters_of_all_stages(model: Transformer) -> list[_Parameter]:
         _Parameter(p.name, p.spec.state_sizes, p.parameter.dtype, stages.rank, model.stored(p.name))
         for p in sharded_parameters(model)
     ]
-    found = [own] * stages.size
-    if stages.size > 1:
-        dist.all_gather_object(found, own, group=stages.process_group)
+    if stages.size == 1:
+        return own
     every: dict[str, _Parameter] = {}
-    for parameter in (p for parameters in found for p in parameters):
-        every.setdefault(parameter.name, parameter)
+    for of_stage in of_all_ranks([p.values() for p in own], stages.process_group):
+        for parameter in map(_Parameter.of, of_stage):
+            every.setdefault(parameter.name, parameter)
     return list(every.values())
 
 

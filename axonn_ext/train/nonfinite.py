@@ -11,6 +11,7 @@ from torch import nn
 
 from axonn_ext.inputs.errors import first_of
 from axonn_ext.optim import LossScaler
+from axonn_ext.rank_values import of_all_ranks
 from axonn_ext.terminal.errors import TrainingError
 from axonn_ext.train.config import Config
 from axonn_ext.zero import shards_of
@@ -90,8 +91,7 @@ class NonFinite:
         mine |= dict.fromkeys(self._names_in_parts(), True)
         found = [mine]
         if dist.is_initialized() and dist.get_world_size() > 1:
-            found = [{} for _ in range(dist.get_world_size())]
-            dist.all_gather_object(found, mine)
+            found = of_all_ranks(mine)
         every = dict.fromkeys(name for names in found for name in names)
         return [name for name in every if any(names.get(name) for names in found)]
 

@@ -8,8 +8,13 @@ import tempfile
 import time
 from pathlib import Path
 
+from torch.distributed import Store
+
 from axonn_ext.checkpoint.folder import CHECKPOINTS
 from axonn_ext.inputs.files import FileError, open_new, read_toml
+from axonn_ext.launch import process
+from axonn_ext.launch.place import Process
+from axonn_ext.stores import file_name
 from axonn_ext.terminal.errors import TrainingError, UserError
 from axonn_ext.train.config import Config
 from axonn_ext.train.config_file import to_toml
@@ -78,6 +83,20 @@ def _check_folder(folder: Path, *, overwrite: bool) -> None:
         raise UserError(f"--out {folder}: cannot write in {existing}")
     # The folder may lie in a file system that is not on a disk, such as /proc, so it is tried out.
     os.rmdir(tempfile.mkdtemp(prefix=".axonn_ext_", dir=existing))
+
+
+def folder_of_rank_0(store: Store, here: Process, folder: Path) -> Path:
+    """Returns the folder of rank 0, whose name may have another time than this rank's.
+
+    Raises: UserError if it lies elsewhere.
+    """
+    found = Path(process.settled_by_rank_0(store, here, lambda: str(folder), topic="folder"))
+    if found.parent != folder.parent:
+        raise UserError(
+            f"--out: rank 0 writes to {found}, but rank {here.rank} has {folder}: give all ranks "
+            "the same folder"
+        )
+    return folder.with_name(file_name(found.name)) if found.name else folder
 
 
 def create_folder(folder: Path, config: Config, *, resumes: bool = False) -> None:

@@ -49,6 +49,7 @@ from axonn_ext.train.run_folder import (
     check_folder,
     check_inputs,
     create_folder,
+    folder_of_rank_0,
 )
 from axonn_ext.train.shared import shared_values
 from axonn_ext.train.terminal import Terminal, describe_grid, duration, print_header
@@ -158,8 +159,7 @@ def run_worker(
     process.meet(store, here, lambda: shared_values(job, corpus))
     tell = partial(say, Console())
     locked = settle_kernels(job, store, here, say=tell)
-    # A folder with the time in its name may differ between ranks.
-    folder = Path(process.settled_by_rank_0(store, here, lambda: str(folder), topic="folder"))
+    folder = folder_of_rank_0(store, here, folder)
     found = process.settled_by_rank_0(
         store, here, lambda: find_resumed(config, folder), topic="checkpoint"
     )

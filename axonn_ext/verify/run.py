@@ -16,8 +16,6 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
-import torch.distributed as dist
-
 from axonn_ext.settings import PRODUCT_KERNELS, worker_environment
 from axonn_ext.stamps import Verdict
 from axonn_ext.terminal.errors import TrainingError
@@ -63,12 +61,10 @@ def run_group(group: Group, *, seconds: float, device: str = "cuda") -> Outcome:
     This counts as a failure only if they had the group's own time.
     """
     start = time.monotonic()
-    # This process serves the store, so that the store outlives the ranks.
-    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     with _sigterm_raises(), tempfile.TemporaryDirectory(prefix="axonn_verify_") as folder:
         processes = _Processes(group, Path(folder))
         try:
-            processes.start(port=store.port, device=device)
+            processes.start(device=device)
             late = not processes.wait(start + seconds)
         finally:
             processes.end()
@@ -117,13 +113,16 @@ class _Processes:
         self._group, self._folder = group, folder
         self.running: list[subprocess.Popen[bytes]] = []
 
-    def start(self, *, port: int, device: str) -> None:
+    def start(self, *, device: str) -> None:
         """Starts all processes. If one cannot be started, `end` ends those that run."""
         group = self._group
+        store = str(self._folder / "store")
         for rank in range(group.num_ranks):
             result = self.result_of(rank)
             result.write_text(json.dumps({"unsupported": NOT_STARTED}), encoding="utf-8")
-            task = Task(group.target, rank, group.num_ranks, port, device, str(result), os.getpid())
+            task = Task(
+                group.target, rank, group.num_ranks, store, device, str(result), os.getpid()
+            )
             command = [sys.executable, "-m", "axonn_ext.verify.worker", json.dumps(asdict(task))]
             with self.output_of(rank).open("wb") as output:
                 process = subprocess.Popen(

@@ -30,7 +30,7 @@ class Task:
     target: str  # module:function
     rank: int
     num_ranks: int
-    port: int  # the port of the store on this host
+    store: str  # the file in which the ranks meet
     device: str  # "cuda", or "cpu" for tests with targets that need no GPU
     result: str  # the file for the result
     parent: int  # the id of the parent process, with which this one ends
@@ -68,10 +68,13 @@ def _join(task: Task) -> None:
             settings.let_ranks_share_gpus(task.rank)
         torch.cuda.set_device(task.rank % num_gpus)
     if task.num_ranks > 1 or task.device == "cuda":
+        settings.stay_on_this_host()
         seconds = timedelta(seconds=settings.load().timeout_seconds)
+        store = dist.FileStore(task.store)
+        store.set_timeout(seconds)
         dist.init_process_group(
             "nccl" if task.device == "cuda" else "gloo",
-            store=dist.TCPStore("127.0.0.1", task.port, is_master=False, timeout=seconds),
+            store=store,
             rank=task.rank,
             world_size=task.num_ranks,
             timeout=seconds,

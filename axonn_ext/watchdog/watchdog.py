@@ -20,6 +20,7 @@ from torch.distributed import DistError, DistNetworkError, Store
 from axonn_ext import _C
 from axonn_ext.launch.place import Process
 from axonn_ext.overlap import Orchestrator
+from axonn_ext.stores import file_name
 from axonn_ext.watchdog.diagnosis import Reports, diagnose
 from axonn_ext.watchdog.report import Report, stacks, take_report
 from axonn_ext.watchdog.summary import ASKED, HANGS, SUMMARY_FILE
@@ -153,7 +154,7 @@ class Watchdog:
     def _answer(self, question: Mapping[str, Any]) -> None:
         report = take_report(self._process.rank, self.orchestrators)
         self._store.set(self._key(f"report/{report.rank}"), report.to_json())
-        folder = self._folder / HANGS / question["name"]
+        folder = self._folder / HANGS / file_name(question["name"])
         why = f"Rank {question['rank']} asked all ranks for reports: {question['why']}.\n\n"
         self._write(folder / f"rank-{report.rank}.txt", f"{why}{report.text()}\n{stacks()}")
         if question["rank"] == self._process.rank:

@@ -20,8 +20,8 @@ PACKAGE = ROOT / "axonn_ext"
 # know each other.
 LAYERS = (
     ("_C", "_cuda", "_cuda_sm90", "_machine", "_version", "inputs", "spec"),
-    ("settings",),
-    ("meeting", "stamps", "terminal"),
+    ("settings", "stores"),
+    ("meeting", "rank_values", "stamps", "terminal"),
     ("_library", "launch", "side_groups"),
     ("triton",),
     ("ops", "tuning", "communicators", "locked"),

@@ -7,7 +7,6 @@ import errno
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -126,14 +125,12 @@ def test_what_is_cut_short_is_not_run(targets: None, monkeypatch: pytest.MonkeyP
 def test_ranks_that_do_not_meet_are_no_wrong_kernel(
     targets: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """The file is what the worker leaves where nobody serves a store."""
+    """The file is what the worker leaves where its peer does not come."""
     monkeypatch.setenv("AXONN_TIMEOUT_SECONDS", "1")
-    with socket.socket() as unused:
-        unused.bind(("127.0.0.1", 0))
-        port, result = unused.getsockname()[1], tmp_path / "result.json"
-        task = Task("verify_targets:passes", 0, 2, port, "cpu", str(result), os.getpid())
-        program = [sys.executable, "-m", "axonn_ext.verify.worker", json.dumps(vars(task))]
-        done = subprocess.run(program, env=worker_environment(), check=False, timeout=HANG_SECONDS)
+    store, result = str(tmp_path / "store"), tmp_path / "result.json"
+    task = Task("verify_targets:passes", 0, 2, store, "cpu", str(result), os.getpid())
+    program = [sys.executable, "-m", "axonn_ext.verify.worker", json.dumps(vars(task))]
+    done = subprocess.run(program, env=worker_environment(), check=False, timeout=HANG_SECONDS)
     assert done.returncode == NOT_RUN_STATUS
     assert json.loads(result.read_text())["unsupported"].startswith("rank 0 cannot start: ")
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-
-import torch.distributed as dist
 
 from axonn_ext.bench.pipeline.plan import BASE, OURS, Plan
 from axonn_ext.bench.pipeline.results import MOST_ERROR, Row, Span, Use, make_row
@@ -21,6 +20,7 @@ from axonn_ext.bench.pipeline.systems import (
 )
 from axonn_ext.calibrate.measure import Ranks, garbage_collected_by_hand, span, turns
 from axonn_ext.grid import Grid
+from axonn_ext.rank_values import of_all_ranks
 
 
 @dataclass
@@ -120,12 +120,11 @@ def _gather(
     """Returns what all stages needed in the last round with the delay, and their timeline."""
     if each.problem is not None:
         return None, ()
-    own = each.uses[delay]
-    here = (grid.axis("pipe").rank, grid.model_group.rank, grid.axis("data").rank, own)
-    everyone: list[tuple[int, int, int, StepUse]] = [here] * dist.get_world_size()
-    dist.all_gather_object(everyone, here)
-    leaders = {stage: use for stage, model, data, use in everyone if model == data == 0}
-    stages = [leaders[stage] for stage in range(plan.stages)]
+    own = dataclasses.asdict(each.uses[delay])
+    leads = grid.model_group.rank == grid.axis("data").rank == 0
+    everyone = of_all_ranks([grid.axis("pipe").rank, leads, own])
+    leaders = {stage: use for stage, leads, use in everyone if leads}
+    stages = [StepUse.of(leaders[stage]) for stage in range(plan.stages)]
     return _use(stages), _timeline(stages)
 
 

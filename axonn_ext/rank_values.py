@@ -1,0 +1,49 @@
+"""Values that ranks tell each other, as JSON: reading it runs no code, as reading a pickle may."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed import ProcessGroup
+
+
+def of_all_ranks(value: Any, group: ProcessGroup | None = None) -> list[Any]:
+    """Returns the values of all ranks of the group, by rank; default of all ranks.
+
+    value: what JSON has; tuples come back as lists, and keys as texts. Each rank needs memory for
+        as many values as there are ranks, all as long as the longest.
+    Collectives: two all-gathers.
+    """
+    device = device_type(group or dist.group.WORLD)
+    own = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8).to(device)
+    sizes = [int(size) for size in _all_gather(torch.tensor([own.numel()], device=device), group)]
+    padded = own.new_zeros(max(sizes))
+    padded[: own.numel()] = own
+    rows = _all_gather(padded, group)
+    return [
+        json.loads(row[:size].cpu().numpy().tobytes())
+        for row, size in zip(rows, sizes, strict=True)
+    ]
+
+
+def _all_gather(own: Tensor, group: ProcessGroup | None) -> list[Tensor]:
+    found = [torch.empty_like(own) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(found, own, group=group)
+    return found
+
+
+def device_type(group: ProcessGroup | None) -> str:
+    """Returns the type of device whose tensors a group communicates: "cuda" if it has NCCL."""
+    return "cuda" if "cuda:nccl" in str(dist.get_backend_config(group)) else "cpu"
+
+
+def dtype_named(text: str) -> torch.dtype:
+    """Returns the dtype whose `str` this is. Raises ValueError if there is none."""
+    dtype = getattr(torch, text.removeprefix("torch."), None)
+    if not isinstance(dtype, torch.dtype):
+        raise ValueError(f"a dtype of torch is expected, got {text!r}")
+    return dtype

@@ -1,0 +1,32 @@
+"""What ranks do with the store in which they meet, whichever of c10d's it is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import timedelta
+
+from torch.distributed import DistNetworkError, Store
+
+
+def comes(store: Store, keys: Sequence[str], timeout: timedelta) -> bool:
+    """Returns whether all keys are set within the timeout.
+
+    Raises: DistNetworkError if the process that serves the store has ended.
+    """
+    try:
+        store.wait(list(keys), timeout)
+    except DistNetworkError:
+        raise
+    except RuntimeError:  # c10d's stores raise several kinds
+        return False
+    return True
+
+
+def file_name(text: object) -> str:
+    """Returns a name that came from the store, which can only name an entry of one folder.
+
+    Raises: ValueError for any other text.
+    """
+    if not isinstance(text, str) or text in ("", ".", "..") or "/" in text or "\0" in text:
+        raise ValueError(f"the store must have the name of a file, got {str(text)[:100]!a}")
+    return text

@@ -1,0 +1,127 @@
+"""What a job on one host opens to others: sockets on loopback, and files of its user."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import signal
+import stat
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from torch.distributed import HashStore
+
+from axonn_ext import settings
+from axonn_ext.launch.place import Process
+from axonn_ext.stores import file_name
+from axonn_ext.terminal.errors import UserError
+from axonn_ext.train.run_folder import folder_of_rank_0
+from axonn_ext.watchdog.watchdog import Times, Watchdog
+from commands import AXONN, environment, processes_with, small, torchrun, wait_until
+from kills import losses
+from limits import HANG_SECONDS
+from listeners import family, listeners
+
+NOBODY = 65534
+TRIES = ('cat "$0"', 'echo x >> "$0"', 'ls "${0%/*}"', 'touch "${0%/*}/new"')
+
+
+def on_loopback(address: str) -> bool:
+    host, _, _ = address.rpartition(":")
+    return ipaddress.ip_address(host).is_loopback
+
+
+def as_nobody(attempt: str, store: str) -> str:
+    done = subprocess.run(
+        ["sh", "-c", attempt, store], user=NOBODY, group=NOBODY, extra_groups=[], cwd="/",
+        capture_output=True, text=True, timeout=HANG_SECONDS,
+    )  # fmt: skip
+    return done.stderr
+
+
+def look_at_job(command: Sequence[str], folder: Path) -> tuple[int, dict[int, set[str]], str]:
+    """The pid of a job that trains, the listeners of its processes, and the store of its ranks."""
+    options = small(train__steps=1_000_000, train__eval_interval=0)
+    job = subprocess.Popen(
+        [*command, "train", "--out", str(folder), "--grid", "x=2", *options],
+        env=environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+    )  # fmt: skip
+    try:
+        wait_until(lambda: len(losses(folder)) > 0 or job.poll() is not None, "a step")
+        assert job.poll() is None, job.communicate()[0]
+        found, ranks = listeners(family(job.pid)), processes_with(str(folder))
+        assert ranks.keys() <= found.keys(), "gloo has listeners"
+        variables = Path(f"/proc/{min(ranks)}/environ").read_text().split("\0")
+        store = next(v for v in variables if v.startswith("MASTER_ADDR="))
+        store = store.removeprefix("MASTER_ADDR=")
+        if Path(store).exists():  # not under torchrun
+            assert stat.S_IMODE(Path(store).parent.stat().st_mode) == 0o700
+            refused = [as_nobody(attempt, store) for attempt in TRIES if os.getuid() == 0]
+            assert all("Permission denied" in answer for answer in refused), refused
+    finally:
+        job.send_signal(signal.SIGTERM)
+        job.communicate(timeout=HANG_SECONDS)
+    return job.pid, found, store
+
+
+@pytest.mark.long
+def test_a_job_of_ours_listens_on_loopback_alone(tmp_path: Path) -> None:
+    launcher, found, store = look_at_job(AXONN, tmp_path / "run")
+    assert launcher not in found, "its ranks meet in a file"
+    assert Path(store).is_absolute() and not Path(store).parent.exists(), "it is gone"
+    addresses = set().union(*found.values())
+    assert all(map(on_loopback, addresses)), found
+
+
+@pytest.mark.long
+def test_ranks_of_torchrun_on_one_host_listen_on_loopback_alone(tmp_path: Path) -> None:
+    launcher, found, _ = look_at_job(torchrun(2), tmp_path / "run")
+    del found[launcher]  # torchrun's own store
+    assert found and all(map(on_loopback, set().union(*found.values()))), found
+
+
+@pytest.mark.parametrize(
+    ("environment", "interface"),
+    [
+        ({}, "lo"),
+        ({"RANK": "0", "WORLD_SIZE": "2", "GROUP_WORLD_SIZE": "1"}, "lo"),
+        ({"RANK": "0", "WORLD_SIZE": "2", "GROUP_WORLD_SIZE": "2"}, None),
+        ({"RANK": "0", "WORLD_SIZE": "2"}, None),  # another launcher, which may have several hosts
+        ({"GLOO_SOCKET_IFNAME": "eth7", "NCCL_SOCKET_IFNAME": "eth7"}, "eth7"),
+    ],
+)
+def test_the_interface_of_a_job(environment: dict[str, str], interface: str | None) -> None:
+    settings.stay_on_this_host(environment)
+    for library in ("GLOO", "NCCL"):
+        assert environment.get(f"{library}_SOCKET_IFNAME") == interface
+
+
+# --- What the store says is not believed ----------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["../elsewhere", "/tmp/elsewhere", "..", "", "a\0b", 7])
+def test_a_name_of_the_store_is_no_path(name: object) -> None:
+    with pytest.raises(ValueError, match="must have the name of a file"):
+        file_name(name)
+
+
+def test_a_watchdog_writes_nowhere_else(tmp_path: Path) -> None:
+    said: list[str] = []
+    store, run = HashStore(), tmp_path / "run"
+    question = f'{{"name": "{tmp_path}/elsewhere", "rank": 1, "why": "", "stuck": true}}'
+    store.set("watchdog/0/asked", question)
+    times = Times(HANG_SECONDS, HANG_SECONDS)
+    with Watchdog(store, Process(0, 2, 2), run, times=times, say=said.append):
+        wait_until(lambda: bool(said), "a line about the name")
+    assert "must have the name of a file" in said[0]
+    assert not list(tmp_path.iterdir())
+
+
+def test_ranks_follow_rank_0_to_its_folder_only_beside_theirs(tmp_path: Path) -> None:
+    store, here = HashStore(), Process(1, 2, 2)
+    store.set("settled/folder", '"runs/run-2"')
+    assert folder_of_rank_0(store, here, Path("runs/run-1")) == Path("runs/run-2")
+    with pytest.raises(UserError, match="give all ranks the same folder"):
+        folder_of_rank_0(store, here, tmp_path / "run-1")
