@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -24,6 +25,7 @@ from axonn_ext.terminal.console import Console, say
 from axonn_ext.terminal.errors import TrainingError
 from axonn_ext.terminal.files import writing
 from axonn_ext.train.checkpoints import AUTO, NOTHING, find_resumed
+from axonn_ext.train.claim import claimed
 from axonn_ext.train.config import Config
 from axonn_ext.train.corpora import load
 from axonn_ext.train.job import Job, prepare
@@ -140,8 +142,24 @@ def run_worker(
     Raises: UserError for a mistake of the user, found here or on another rank; TrainingError.
     """
     check_inputs(config, folder)
-    if here.rank == 0:
-        check_folder(folder, overwrite=overwrite, resumes=config.checkpoint.resume == AUTO)
+    free: Callable[[], None] = _nothing
+    with ExitStack() as stack:
+        if here.rank == 0:
+            launch = settings.launch_environment()
+            if launch is None or not launch.by_us:  # else the launcher has claimed it
+                free = stack.enter_context(claimed(folder))
+            check_folder(folder, overwrite=overwrite, resumes=config.checkpoint.resume == AUTO)
+        _run_worker(config, here, folder, profile=profile, note=note, free=free)
+
+
+def _run_worker(
+    config: Config, here: Process, folder: Path, *, profile: bool, note: str,
+    free: Callable[[], None],
+) -> None:  # fmt: skip
+    def end_process(status: int) -> None:
+        free()
+        os._exit(status)
+
     job = prepare(config, world_size=here.world_size, local_world_size=here.local_world_size)
     check_memory(job, ranks_here=here.local_world_size)
     corpus = load(job)
@@ -159,7 +177,8 @@ def run_worker(
     with process.process_group(here, store, job.device):
         preemption = None
         if config.checkpoint.interval:
-            preemption = Preemption(store, here, say=tell if here.rank == 0 else None)
+            voice = tell if here.rank == 0 else None
+            preemption = Preemption(store, here, say=voice, end_process=end_process)
         watch = Watchdog(
             store, here, folder, say=lambda line: tell(f"watchdog: {line}"),
             times=Times.before(settings.load().timeout_seconds),
@@ -172,6 +191,10 @@ def run_worker(
             with run.watched():
                 _train(run)
         grid.communicators.close()
+
+
+def _nothing() -> None:
+    """Frees a folder that this process has not claimed."""
 
 
 def _train(run: _Run) -> None:
