@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from axonn_ext.checkpoint.errors import CheckpointError
 from axonn_ext.checkpoint.shards import Offsets, Shard, blocks_of_run
@@ -86,7 +87,7 @@ def placed_parameters(model: nn.Module) -> Iterator[PlacedParameter]:
     """Yields every parameter once.
 
     A model in which no module says how a grid splits it has each parameter whole on every rank.
-    Raises ValueError for a model in which only some modules do.
+    Raises ValueError for a model in which only some modules do, CheckpointError for DTensors.
     """
     if any(declaration_of(module) is not None for module in model.modules()):
         for p in sharded_parameters(model):
@@ -95,6 +96,11 @@ def placed_parameters(model: nn.Module) -> Iterator[PlacedParameter]:
             yield PlacedParameter(name, p.parameter, p.spec.state_sizes, tuple(offsets))
         return
     for name, parameter in model.named_parameters():
+        if isinstance(parameter, DTensor):
+            raise CheckpointError(
+                f"{name} is a DTensor: expected a model of axonn_ext, or one that each rank has "
+                "whole; torch.distributed.checkpoint saves and loads what FSDP2 has split"
+            )
         yield PlacedParameter(name, parameter, tuple(parameter.shape), (0,) * parameter.dim())
 
 

@@ -42,6 +42,7 @@ from axonn_ext.spec.goldfish import Goldfish
 from axonn_ext.terminal.errors import UserError, refuse_extra
 from axonn_ext.terminal.files import check_writable
 from axonn_ext.terminal.grids import check_processes, parse_grid
+from axonn_ext.train.claim import claimed
 
 # Keys of the trainer that the experiment decides itself.
 OWN_KEYS = (
@@ -91,7 +92,8 @@ def run(args: argparse.Namespace, extra: Sequence[str]) -> int:
     check_processes(shape)
     folder = args.out or Path("runs") / f"memorize-{time.strftime('%Y%m%d-%H%M%S')}"
     experiment = Experiment(_settings(args, extra), folder, shape)
-    experiment.run(resumes=args.resume, overwrite=args.overwrite)
+    with claimed(folder):
+        experiment.run(resumes=args.resume, overwrite=args.overwrite)
     return 0
 
 

@@ -18,6 +18,7 @@ from axonn_ext.terminal.console import Console, say
 from axonn_ext.terminal.errors import TrainingError, UserError
 from axonn_ext.terminal.grids import check_processes
 from axonn_ext.train.checkpoints import AUTO
+from axonn_ext.train.claim import claimed
 from axonn_ext.train.config import Config
 from axonn_ext.train.config_file import Override, describe_keys, load_config, to_toml
 from axonn_ext.train.job import prepare
@@ -121,11 +122,12 @@ def run(args: argparse.Namespace, extra: Sequence[str], *, note: str = "") -> in
             note=note,
         )  # fmt: skip
         return 0
-    check_folder(folder, overwrite=args.overwrite, resumes=resumes)
-    check_memory(prepare(config, world_size=world_size), ranks_here=world_size)
-    if note:
-        say(Console(), note)
-    _launch(world_size, _worker_arguments(args, config, folder, overrides), config, folder)
+    with claimed(folder):
+        check_folder(folder, overwrite=args.overwrite, resumes=resumes)
+        check_memory(prepare(config, world_size=world_size), ranks_here=world_size)
+        if note:
+            say(Console(), note)
+        _launch(world_size, _worker_arguments(args, config, folder, overrides), config, folder)
     return 0
 
 

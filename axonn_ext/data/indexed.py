@@ -98,6 +98,14 @@ class IndexedTokens:
                 f"{self._index_name} is damaged: document {int(documents[worst]):,} begins with "
                 f"sequence {int(sequences[worst]):,} of {len(index.pointers):,}"
             )
+        after = index.documents[np.minimum(documents + 1, self.num_documents)]
+        if (wrong := after < sequences).any():
+            worst = int(np.argmax(wrong))
+            raise ValueError(
+                f"{self._index_name} is damaged: document {int(documents[worst]):,} begins with "
+                f"sequence {int(sequences[worst]):,}, and the one after it with "
+                f"{int(after[worst]):,}"
+            )
         inside = sequences < len(index.pointers)
         starts = np.full(len(sequences), self.num_tokens, dtype=np.int64)
         starts[inside] = index.pointers[sequences[inside]] // index.dtype.itemsize

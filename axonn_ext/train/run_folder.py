@@ -16,6 +16,7 @@ from axonn_ext.launch import process
 from axonn_ext.launch.place import Process
 from axonn_ext.stores import file_name
 from axonn_ext.terminal.errors import TrainingError, UserError
+from axonn_ext.train.claim import CLAIM
 from axonn_ext.train.config import Config
 from axonn_ext.train.config_file import to_toml
 from axonn_ext.train.metrics import METRICS_FILE, TENSORBOARD_FOLDER
@@ -73,7 +74,7 @@ def _saves(folder: Path) -> bool:
 def _check_folder(folder: Path, *, overwrite: bool) -> None:
     if folder.exists() and not folder.is_dir():
         raise UserError(f"--out {folder}: expected a folder, got a file")
-    if not overwrite and folder.is_dir() and any(folder.iterdir()):
+    if not overwrite and folder.is_dir() and any(path.name != CLAIM for path in folder.iterdir()):
         raise UserError(
             f"--out {folder}: expected a new or empty folder, got one that holds files; "
             "use another name, or --overwrite to replace the run in it"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
@@ -26,6 +27,7 @@ from axonn_ext.terminal.console import Console, say
 from axonn_ext.terminal.errors import TrainingError
 from axonn_ext.terminal.files import writing
 from axonn_ext.train.checkpoints import AUTO, NOTHING, find_resumed
+from axonn_ext.train.claim import claimed
 from axonn_ext.train.config import Config
 from axonn_ext.train.corpora import load
 from axonn_ext.train.export import Origins
@@ -148,15 +150,34 @@ def run_worker(
 
     Raises: UserError for a mistake of the user, found here or on another rank; TrainingError.
     """
-    with process.checking(here, store):
-        check_inputs(config, folder)
-        if here.rank == 0:
-            check_folder(folder, overwrite=overwrite, resumes=config.checkpoint.resume == AUTO)
-        job = prepare(config, world_size=here.world_size, local_world_size=here.local_world_size)
-        check_memory(job, ranks_here=here.local_world_size)
-        corpus = load(job)
-    store = store or process.open_store(here)
-    process.meet(store, here, lambda: shared_values(job, corpus))
+    free: Callable[[], None] = _nothing
+    with ExitStack() as stack:
+        with process.checking(here, store):
+            check_inputs(config, folder)
+            if here.rank == 0:
+                launch = settings.launch_environment()
+                if launch is None or not launch.by_us:  # else the launcher has claimed it
+                    free = stack.enter_context(claimed(folder))
+                check_folder(folder, overwrite=overwrite, resumes=config.checkpoint.resume == AUTO)
+            job = prepare(
+                config, world_size=here.world_size, local_world_size=here.local_world_size
+            )
+            check_memory(job, ranks_here=here.local_world_size)
+            corpus = load(job)
+        store = store or process.open_store(here)
+        process.meet(store, here, lambda: shared_values(job, corpus))
+        _run_worker(job, corpus, here, store, folder, profile=profile, note=note, free=free)
+
+
+def _run_worker(
+    job: Job, corpus: Corpus | Examples, here: Process, store: Store, folder: Path, *,
+    profile: bool, note: str, free: Callable[[], None],
+) -> None:  # fmt: skip
+    def end_process(status: int) -> None:
+        free()
+        os._exit(status)
+
+    config = job.config
     tell = partial(say, Console())
     locked = settle_kernels(job, store, here, say=tell)
     folder = folder_of_rank_0(store, here, folder)
@@ -167,7 +188,8 @@ def run_worker(
     threads = process.set_threads(here, config.train.threads)
     preemption = None
     if config.checkpoint.interval:
-        preemption = Preemption(store, here, say=tell if here.rank == 0 else None)
+        voice = tell if here.rank == 0 else None
+        preemption = Preemption(store, here, say=voice, end_process=end_process)
     watch = Watchdog(
         store, here, folder, say=lambda line: tell(f"watchdog: {line}"),
         times=Times.before(settings.load().timeout_seconds),
@@ -183,6 +205,10 @@ def run_worker(
             else:
                 _train(run)
             grid.communicators.close()
+
+
+def _nothing() -> None:
+    """Frees a folder that this process has not claimed."""
 
 
 def _train(run: _Run) -> None:

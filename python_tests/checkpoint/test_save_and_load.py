@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch import nn
+from torch.distributed.fsdp import fully_shard
 
 from axonn_ext import Grid, GridShape, checkpoint
 from axonn_ext.checkpoint import CheckpointError, Saver
@@ -264,3 +265,24 @@ def test_copies_are_written_once_and_by_several_ranks(pool, tmp_path) -> None:
     tensor = manifest.tensors["model.linear.weight"]
     assert sum(tensor.num_bytes(block) for block in tensor.blocks) == 64 * 64 * 4
     assert len({block.file for block in tensor.blocks}) == 2
+
+
+def save_and_load_sharded(folder: Path) -> list[str]:
+    model = small()
+    fully_shard(model)
+    errors = []
+    for act in (checkpoint.save, checkpoint.load):
+        try:
+            act(folder, model=model)
+        except CheckpointError as error:
+            errors.append(str(error))
+    return errors
+
+
+def test_a_model_of_fsdp2_is_refused(pool, tmp_path) -> None:
+    checkpoint.save(tmp_path / "one", model=small())
+    for errors in pool(2).run(save_and_load_sharded, tmp_path / "one"):
+        assert len(errors) == 2
+        assert "0.weight is a DTensor: expected a model of axonn_ext" in errors[1]
+    for errors in pool(2).run(save_and_load_sharded, tmp_path / "two"):
+        assert "0.weight is a DTensor: expected a model of axonn_ext" in errors[0]

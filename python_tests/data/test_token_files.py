@@ -28,6 +28,7 @@ from axonn_ext.data import (
     text_bytes,
     vocabulary_of,
 )
+from axonn_ext.data.examples import stored_examples
 from axonn_ext.data.index_writer import IndexedWriter, dtype_for
 from axonn_ext.inputs.token_files import TokenFiles
 from token_files import CODES, read_token_files, write_token_files
@@ -207,6 +208,19 @@ def test_sequences_that_do_not_follow_each_other_are_named(tmp_path: Path) -> No
             ValueError, match=r"idx: expected .* sequence 0 is at the bytes 0 to 10"
         ):
             tokens.read(start, count)
+
+
+def test_documents_that_begin_before_the_ones_before_them_are_named(tmp_path: Path) -> None:
+    documents = [[[number] * 4] for number in range(5)]
+    write_token_files(tmp_path / "corpus", documents, "uint16")
+    rewrite(tmp_path / "corpus", "<q", 34 + 12 * 5 + 8 * 2, 4)  # 0, 1, 4, 3, 4, 5
+    tokens = opened(tmp_path / "corpus")
+    with pytest.raises(
+        ValueError, match="document 2 begins with sequence 4, and the one after it with 3"
+    ):
+        tokens.starts(np.arange(6))
+    with pytest.raises(ValueError, match="document 2 begins with sequence 4"):
+        stored_examples(tokens, sequence_length=8, vocab_size=8, held_out=0)
 
 
 @pytest.mark.parametrize("first", [-1, 7])

@@ -1,0 +1,126 @@
+"""Two jobs with one folder: the second is refused, unless the first has ended."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from axonn_ext.cli import main
+from axonn_ext.terminal.errors import UserError
+from axonn_ext.train.claim import CLAIM, claimed
+from commands import small
+from limits import HANG_SECONDS
+from trained_here import train_here
+
+HOLDS = """
+import sys
+from pathlib import Path
+from axonn_ext.train.claim import claimed
+with claimed(Path(sys.argv[1])):
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def holder(tmp_path):
+    """Another job that has claimed the folder of a run."""
+    pipe = subprocess.PIPE
+    command = [sys.executable, "-c", HOLDS, str(tmp_path / "run")]
+    process = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True)
+    assert process.stdout.readline() == "held\n"
+    yield process
+    process.kill()
+    process.communicate(timeout=HANG_SECONDS)
+
+
+def change(folder: Path, **values: object) -> None:
+    path = folder / CLAIM
+    path.write_text(json.dumps(json.loads(path.read_text()) | values))
+
+
+def test_the_second_job_is_refused_and_changes_nothing(holder, tmp_path, capsys) -> None:
+    folder = tmp_path / "run"
+    (folder / "metrics.jsonl").write_text("theirs")
+    before = sorted(path.name for path in folder.iterdir())
+    said = f"pid {holder.pid} on {os.uname().nodename}, since "
+    with pytest.raises(UserError, match=f"--out {folder}: {said}.* writes there: wait for its end"):
+        train_here(folder, checkpoint__interval=2, checkpoint__resume="auto", train__steps=1,
+                   train__eval_interval=0)  # fmt: skip
+    options = ["--out", str(folder), "--overwrite", *small()]
+    assert main(["train", "--grid", "x=2", *options]) == 2
+    assert main(["memorize", "--out", str(folder), "--overwrite"]) == 2
+    error = capsys.readouterr().err
+    assert error.count(said) == 2 and "if that job has ended" not in error
+    assert sorted(path.name for path in folder.iterdir()) == before
+    assert (folder / "metrics.jsonl").read_text() == "theirs"
+
+
+@pytest.mark.parametrize("way", ["ends", "fails", "is killed"])
+def test_the_folder_of_a_job_that_has_ended_is_free(holder, tmp_path, way) -> None:
+    folder = tmp_path / "run"
+    if way == "ends":
+        holder.communicate("", timeout=HANG_SECONDS)
+        assert not folder.exists(), "nothing was written"
+    else:
+        holder.send_signal(signal.SIGINT if way == "fails" else signal.SIGKILL)
+        holder.wait(timeout=HANG_SECONDS)
+        assert (folder / CLAIM).exists() == (way == "is killed")
+    with claimed(folder):
+        assert json.loads((folder / CLAIM).read_text())["pid"] == os.getpid()
+    assert not folder.exists()
+
+
+def test_a_pid_that_another_process_has_now(holder, tmp_path) -> None:
+    change(tmp_path / "run", started="1")
+    with claimed(tmp_path / "run"):
+        pass
+
+
+def test_a_job_of_another_host_may_have_ended(holder, tmp_path, capsys) -> None:
+    folder = tmp_path / "run"
+    change(folder, host="node\x1b7", place="another boot")
+    hint = rf"on node\\x1b7, since .*; if that job has ended, remove {folder / CLAIM}"
+    with pytest.raises(UserError, match=hint), claimed(folder):
+        pass
+    (folder / CLAIM).write_text("{")
+    with pytest.raises(UserError, match=r"another job writes there.*remove"), claimed(folder):
+        pass
+    (folder / CLAIM).unlink()
+    with claimed(folder):
+        pass
+
+
+def test_a_run_that_fails_leaves_no_claim(tmp_path) -> None:
+    with pytest.raises(UserError):
+        train_here(tmp_path / "run", data__text=tmp_path / "missing")
+    assert not (tmp_path / "run").exists()
+
+
+MEETS = """
+import os, sys, time
+from pathlib import Path
+from axonn_ext.terminal.errors import UserError
+from axonn_ext.train.claim import claimed
+folder, taken = Path(sys.argv[1]), 0
+while taken < 20:
+    try:
+        with claimed(folder):
+            os.close(os.open(folder / "inside", os.O_CREAT | os.O_EXCL))
+            os.unlink(folder / "inside")
+            taken += 1
+    except UserError:
+        time.sleep(0.001)
+"""
+
+
+def test_of_jobs_that_begin_together_one_holds_the_folder(tmp_path) -> None:
+    command = [sys.executable, "-c", MEETS, str(tmp_path / "run")]
+    jobs = [subprocess.Popen(command) for _ in range(4)]
+    assert [job.wait(timeout=HANG_SECONDS) for job in jobs] == [0] * 4
