@@ -10,7 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -40,8 +40,10 @@ pytestmark = [
 ]
 
 
-def start_hosts(folder: Path, steps: int, **variables: str) -> list[subprocess.Popen[str]]:
-    """A torchrun with one rank on each of two hosts."""
+def start_hosts(
+    folder: Path, steps: int, of_host_1: Sequence[str] = (), **variables: str
+) -> list[subprocess.Popen[str]]:
+    """A torchrun with one rank on each of two hosts, of which host 1 has options in addition."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         port = listener.getsockname()[1]
@@ -52,7 +54,7 @@ def start_hosts(folder: Path, steps: int, **variables: str) -> list[subprocess.P
             *("--nproc-per-node", "1", "--node-rank", str(number)),
             *("--master-addr", "127.0.0.1", "--master-port", str(port)),
             *("-m", "axonn_ext", "train", "--out", str(folder), *TRAINING),
-            *("--train.steps", str(steps)),
+            *("--train.steps", str(steps), *(of_host_1 if number else ())),
         ]
         name = ("sh", "-c", f'hostname host-{number} && exec "$@"', "sh")
         hosts.append(
@@ -65,9 +67,11 @@ def start_hosts(folder: Path, steps: int, **variables: str) -> list[subprocess.P
 
 
 @contextmanager
-def two_hosts(folder: Path, steps: int, **variables: str) -> Iterator[list[subprocess.Popen[str]]]:
+def two_hosts(
+    folder: Path, steps: int, of_host_1: Sequence[str] = (), **variables: str
+) -> Iterator[list[subprocess.Popen[str]]]:
     """Two hosts, of which nothing is left afterwards."""
-    hosts = start_hosts(folder, steps, **variables)
+    hosts = start_hosts(folder, steps, of_host_1, **variables)
     try:
         yield hosts
     finally:
@@ -116,3 +120,21 @@ def test_a_rank_that_hangs_on_the_other_host_is_named(tmp_path) -> None:
         output = hosts[0].communicate(timeout=HANG_SECONDS)[0]
     line = r"rank 1 holds the job up: rank 0 has waited for it for .* of axis y \(ranks 0, 1\)"
     assert re.search(f"watchdog: {line}", output), output
+
+
+def test_hosts_that_differ_are_named_on_both(tmp_path) -> None:
+    with two_hosts(tmp_path / "two", ENDLESS, ("--optim.clip_norm", "2.5")) as hosts:
+        outputs = [host.communicate(timeout=HANG_SECONDS)[0] for host in hosts]
+    assert all(host.returncode != 0 for host in hosts)
+    for rank, output in enumerate(outputs):
+        said = f"[rank {rank}] error: optim.clip_norm is 2.5 on rank 1, but 1.0 on rank 0"
+        assert said in output, output
+
+
+def test_an_agent_that_is_killed_leaves_no_rank_on_its_host(tmp_path) -> None:
+    with two_hosts(folder := tmp_path / "two", ENDLESS) as hosts:
+        wait_until(lambda: len(losses(folder)) >= 3, "three steps")
+        status = Path(f"/proc/{pid_of(folder, 1)}/status").read_text()
+        os.kill(int(re.search(r"^PPid:\s+(\d+)$", status, re.MULTILINE)[1]), signal.SIGKILL)
+        wait_until(lambda: not processes_with(str(folder)), "the end of all ranks")
+        assert all(host.wait(HANG_SECONDS) != 0 for host in hosts)
