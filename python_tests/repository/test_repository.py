@@ -20,8 +20,8 @@ PACKAGE = ROOT / "axonn_ext"
 # know each other.
 LAYERS = (
     ("_C", "_cuda", "_cuda_sm90", "_machine", "_version", "inputs", "spec"),
-    ("settings",),
-    ("rank_values", "side_groups", "stamps", "terminal"),
+    ("rank_values", "settings"),
+    ("side_groups", "stamps", "terminal"),
     ("_library", "launch"),
     ("triton",),
     ("ops", "tuning", "communicators", "locked"),
