@@ -10,6 +10,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
+from types import TracebackType
 from typing import Any
 
 import torch
@@ -18,10 +19,10 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh
 
-from axonn_ext import meeting, ops, settings  # noqa: F401  (ops registers torch.ops.axonn)
+from axonn_ext import _C, meeting, ops, settings  # noqa: F401  (ops registers torch.ops.axonn)
 from axonn_ext.communicators import Communicators
 from axonn_ext.rank_values import device_type
-from axonn_ext.side_groups import SideGroups, new_group
+from axonn_ext.side_groups import OwnedGroups, SideGroups, new_group
 from axonn_ext.spec.grid import AXES, SUM_ORDER, GridShape
 
 _C10D_SECONDS = 30.0  # c10d's collectives fail so long after AXONN_TIMEOUT_SECONDS
@@ -37,6 +38,7 @@ class AxisGroup:
     size: int
     rank: int  # this rank's coordinate
     process_group: ProcessGroup = field(repr=False, compare=False)
+    owned: OwnedGroups | None = field(default=None, repr=False, compare=False)  # kept from its end
 
     def __deepcopy__(self, memo: dict[int, object]) -> AxisGroup:
         """Returns itself, so that a copy of a module communicates in the same groups."""
@@ -48,11 +50,13 @@ class Grid:
 
         grid = Grid(x=2, y=2, z=2)
         grid.size("x"), grid.coords["x"], grid.group("x")
+        grid.close()
 
     All ranks must make the same grids in the same order. Several grids may exist at once. Each has
     its own c10d process groups: one for each axis of several ranks, one that all other axes share,
     one for x, y and z together, and one for the first and the last stage of a pipeline; and those
-    that `neighbours` makes.
+    that `neighbours` makes. They end with `close`, which `with Grid(...) as grid:` calls unless the
+    block raises, or, over gloo, when neither the grid, nor an AxisGroup, nor a module has them.
 
     Raises:
         ValueError: the product of the sizes is not the world size.
@@ -82,15 +86,15 @@ class Grid:
         # Before any group is made, since to make one with ranks that differ could take long.
         grid = {f"size of {axis}": str(size) for axis, size in zip(AXES, sizes, strict=True)}
         meeting.same_in_world(grid | meeting.job_values(), what="Grid")
+        self._owned = OwnedGroups()
         self._alone: ProcessGroup | None = None
-        self._neighbours: dict[tuple[str, int], AxisGroup] = {}
-        self._groups = {
-            axis: self._make_group(axis, stride) for axis, stride in zip(AXES, strides, strict=True)
-        }
-        self._model_group = self._make_model_group()
-        self._ends = self._make_ends(strides[AXES.index("pipe")])
+        self._groups: dict[str | tuple[str, int], AxisGroup] = {}  # also "model", "ends" and those
+        for axis, stride in zip(AXES, strides, strict=True):  # of `neighbours`
+            self._groups[axis] = self._make_group(axis, stride)
+        self._groups["model"] = self._make_model_group()
+        self._groups["ends"] = self._make_ends(strides[AXES.index("pipe")])
         self._mesh: DeviceMesh | None = None
-        self.side_groups = SideGroups()
+        self.side_groups = SideGroups(self._owned)
         self.communicators = Communicators(
             {
                 axis: dist.get_process_group_ranks(self.group(axis))
@@ -98,6 +102,36 @@ class Grid:
                 if self.size(axis) > 1
             }
         )
+
+    def close(self) -> None:
+        """Ends the groups of this rank, their connections and threads, and the communicators.
+
+        All ranks call it after the last collective, also of modules on this grid. Afterwards
+        nothing may use the groups; asking for one raises RuntimeError. A second call does nothing.
+        """
+        if self._owned.closed:
+            return
+        self.communicators.close()
+        self._groups.clear()
+        self._alone = self._mesh = None
+        self.side_groups = SideGroups(self._owned)
+        self._owned.close()
+        _C.symmetric_memory_bytes_in_use()  # which forgets the memory of groups that have ended
+
+    def __enter__(self) -> Grid:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:  # fmt: skip
+        if error is None:  # else peers may still use them, and see them end with the process
+            self.close()
+
+    def _group(self, name: str | tuple[str, int]) -> AxisGroup:
+        if self._owned.closed:
+            raise RuntimeError(f"Grid {self.shape} is closed: make another one")
+        return self._groups[name]
 
     def _make_model_group(self) -> AxisGroup:
         """Makes the group of the ranks of x, y and z, which hold one copy of the model.
@@ -134,7 +168,7 @@ class Grid:
             return self._new_group(axis, ranks)
         if self._alone is None:
             self._alone = self._new_group(axis, ranks).process_group
-        return AxisGroup(axis, self._alone.group_name, 1, 0, self._alone)
+        return AxisGroup(axis, self._alone.group_name, 1, 0, self._alone, self._owned)
 
     def _new_group(self, axis: str, ranks: list[int]) -> AxisGroup:
         # c10d's own limit, at which NCCL's watchdog ends the process, comes after ours, whose
@@ -144,7 +178,9 @@ class Grid:
             ranks, description=_describe(axis, ranks), patience=patience,
             options=_nccl_options(patience),
         )  # fmt: skip
-        return AxisGroup(axis, group.group_name, len(ranks), ranks.index(self.rank), group)
+        self._owned.add(group)
+        place = ranks.index(self.rank)
+        return AxisGroup(axis, group.group_name, len(ranks), place, group, self._owned)
 
     def __repr__(self) -> str:
         return f"Grid({self.shape})"
@@ -158,14 +194,14 @@ class Grid:
 
     def axis(self, axis: str) -> AxisGroup:
         """Returns this rank's group along an axis. Raises ValueError for an unknown axis."""
-        if axis not in self._groups:
+        if axis not in AXES:
             raise ValueError(f"axis must be one of {', '.join(AXES)}, got {axis!r}")
-        return self._groups[axis]
+        return self._group(axis)
 
     @property
     def model_group(self) -> AxisGroup:
         """The ranks of x, y and z together, which hold one copy of the model."""
-        return self._model_group
+        return self._group("model")
 
     @property
     def ends(self) -> AxisGroup:
@@ -173,7 +209,7 @@ class Grid:
 
         Both ends hold a table that the embedding and the head share.
         """
-        return self._ends
+        return self._group("ends")
 
     def group(self, axis: str) -> ProcessGroup:
         """Returns this rank's c10d process group along an axis."""
@@ -192,11 +228,11 @@ class Grid:
         if count == whole.size:
             return whole
         key = (axis, count)
-        if key not in self._neighbours:
+        if key not in self._groups:
             ranks = dist.get_process_group_ranks(whole.process_group)
             first = whole.rank - whole.rank % count
-            self._neighbours[key] = self._group_of(axis, ranks[first : first + count])
-        return self._neighbours[key]
+            self._groups[key] = self._group_of(axis, ranks[first : first + count])
+        return self._groups[key]
 
     @property
     def device_type(self) -> str:

@@ -252,6 +252,11 @@ def stay_on_this_host(environment: MutableMapping[str, str] = os.environ) -> Non
         environment.setdefault("NCCL_SOCKET_IFNAME", "lo")
 
 
+def gloo_interfaces(environment: Mapping[str, str] = os.environ) -> list[str]:
+    """Returns the interfaces on which gloo is to listen; none: where the host's name leads."""
+    return [name for name in environment.get("GLOO_SOCKET_IFNAME", "").split(",") if name]
+
+
 def _cache_dir(environment: Mapping[str, str]) -> str:
     """Returns an absolute path, since processes may change their working directory; "" for none."""
     chosen = environment.get(_CACHE_DIR)

@@ -1,16 +1,19 @@
-"""Makes groups of c10d; those beside a grid's are for threads and waits of their own."""
+"""How groups of c10d begin and end; those beside a grid's are for threads and waits of their own."""
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch.distributed import ProcessGroup
 from torch.distributed.distributed_c10d import _set_pg_timeout
 
 from axonn_ext import meeting, settings
+from axonn_ext.rank_values import device_type
 
 # Who waits in such a group knows how long it has waited. (gloo counts milliseconds in 32 bits.)
 PATIENCE = timedelta(days=1)
@@ -39,16 +42,66 @@ def new_group(
     return group
 
 
+class OwnedGroups:
+    """Groups that end together: when they are closed or, if of gloo, when nobody has this object.
+
+    Groups of NCCL that are not closed end with the process: kernels may still use them.
+    """
+
+    def __init__(self) -> None:
+        self._groups: list[tuple[ProcessGroup, str]] = []  # with the type of its tensors
+        self._end = weakref.finalize(self, _collect, self._groups)
+        self._end.atexit = False  # all groups end then
+
+    @property
+    def closed(self) -> bool:
+        return not self._end.alive
+
+    def add(self, group: ProcessGroup) -> None:
+        self._groups.append((group, device_type(group)))
+
+    def close(self) -> None:
+        """Ends the groups, for this rank. On GPUs it waits for the device before."""
+        if self._end.detach() is None:
+            return
+        if any(kind == "cuda" for _, kind in self._groups):
+            torch.cuda.synchronize()
+        while self._groups:
+            destroy(self._groups.pop()[0])
+
+
+def _collect(groups: list[tuple[ProcessGroup, str]]) -> None:
+    while groups:
+        group, kind = groups.pop()
+        if kind == "cpu":
+            destroy(group)
+
+
+def destroy(group: ProcessGroup) -> None:
+    """Ends a group, for this rank, unless its world has been destroyed.
+
+    c10d names a new group after its ranks and how many groups there are, and the store keeps the
+    addresses of a name. So that no name comes again, something else is counted for the group.
+    """
+    names = dist.distributed_c10d._world.pg_names
+    if (name := names.get(group)) is None:
+        return
+    dist.destroy_process_group(group)
+    names[ProcessGroup(dist.HashStore(), 0, 1)] = name
+
+
 class SideGroups:
     """Groups for several purposes, each made when it is first asked for, and then kept.
 
     All ranks of the grid must ask for as many, in the same order: c10d names a group after its
     ranks and how many groups a rank has made before. Each group of gloo has a thread that polls 100
-    times a second, so what comes one after the other shares them. None is destroyed alone: c10d
-    would give the next group its name, under which the store still has its addresses.
+    times a second, so what comes one after the other shares them.
+
+    owned: takes the groups, so that they end with others; default: with this object.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, owned: OwnedGroups | None = None) -> None:
+        self._owned = owned or OwnedGroups()
         self._groups: dict[tuple[str, tuple[int, ...]], ProcessGroup] = {}
         self._forgotten: list[ProcessGroup] = []  # of NCCL
 
@@ -69,6 +122,7 @@ class SideGroups:
                 members, description=f"{purpose} (ranks {', '.join(map(str, members))})",
                 backend=backend, patience=PATIENCE, options=_options(backend),
             )  # fmt: skip
+            self._owned.add(self._groups[key])
         return self._groups[key]
 
     def forget(self) -> None:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import gc
+import os
 from typing import NamedTuple
 
 import pytest
 import torch
 import torch.distributed as dist
 
-from axonn_ext import Grid, GridShape, settings
+from axonn_ext import Grid, GridShape, ops, settings
 from axonn_ext.checkpoint.ranks import make_group as checkpoint_group
+from axonn_ext.side_groups import SideGroups, destroy
 from grids import factorisations, grid_of
 from worker_pool import WorkerPool
 
@@ -139,3 +142,75 @@ def test_no_group_waits_longer_for_a_peer_than_it_is_told(what):
         pool.close()
     assert "no word of rank 1 after 0.5 s (AXONN_TIMEOUT_SECONDS)" in first.error
     assert first.limit == second.limit == settings.load().timeout_seconds + 30
+
+
+# --- How grids end --------------------------------------------------------------------------------
+
+
+def use_of_grids(count: int, closes: bool) -> list[tuple[int, int]]:
+    """The open files and the threads after each grid, in which ranks have shared memory."""
+    used, ones = [], torch.ones(2, 2)
+    for _ in range(count):
+        grid = Grid(x=2)
+        grid.side_groups.get("test")
+        assert ops.matmul_all_reduce(ones, ones, grid.group("x")).eq(4).all()
+        if closes:
+            grid.close()
+        del grid
+        gc.collect()
+        used.append((len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task"))))
+    return used
+
+
+@pytest.mark.parametrize("closes", [True, False])
+def test_grids_that_end_leave_nothing(pool, closes: bool) -> None:
+    for used in pool(2).run(use_of_grids, 20, closes):
+        (files, threads), (last_files, last_threads) = used[1], used[-1]
+        assert last_files < files + 10 and last_threads < threads + 10, used
+
+
+def close_grids() -> None:
+    with Grid(x=2) as grid:
+        assert grid.size("x") == 2
+    grid.close()
+    for ask in (lambda: grid.axis("y"), lambda: grid.model_group, lambda: grid.neighbours("x", 1)):
+        with pytest.raises(RuntimeError, match=r"Grid x=2.* is closed: make another one"):
+            ask()
+    with pytest.raises(KeyError), Grid(x=2) as grid:
+        raise KeyError
+    assert grid.size("x") == 2
+
+
+def test_a_closed_grid_says_so(pool) -> None:
+    pool(2).run(close_grids)
+
+
+def sum_along_axis() -> float:
+    axis = Grid(x=2).axis("x")
+    gc.collect()
+    ones = torch.ones(1)
+    dist.all_reduce(ones, group=axis.process_group)
+    return ones.item()
+
+
+def test_an_axis_keeps_the_groups_of_its_grid(pool) -> None:
+    assert pool(2).run(sum_along_axis) == [2, 2]
+
+
+def names_of_groups() -> list[str]:
+    """Those of groups of the same ranks; some end while others are there."""
+    first = dist.new_group(backend="gloo")
+    side = SideGroups()
+    names = [side.get("a").group_name]
+    destroy(first)
+    names.append(side.get("b").group_name)
+    for _ in range(3):
+        with Grid(x=2) as grid:
+            names.append(grid.axis("x").name)
+    dist.barrier(side.get("c"))
+    return [*names, side.get("c").group_name]
+
+
+def test_no_name_of_a_group_comes_again(pool) -> None:
+    for names in pool(2).run(names_of_groups):
+        assert len(set(names)) == 6

@@ -11,7 +11,7 @@ from torch.distributed import ProcessGroup
 
 from axonn_ext.checkpoint.errors import CheckpointError
 from axonn_ext.rank_values import of_all_ranks
-from axonn_ext.side_groups import new_group
+from axonn_ext.side_groups import destroy, new_group
 
 # A rank may wait so long for another one that writes to a slow disk. One that has ended is noticed
 # at once.
@@ -84,4 +84,4 @@ def all_ranks() -> Iterator[Ranks]:
     group = make_group()
     yield Ranks(group)
     if group is not None:  # after an error, peers may still need it
-        dist.destroy_process_group(group)
+        destroy(group)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import errno
 import os
+import resource
 import signal
 import sys
 import time
@@ -149,6 +150,9 @@ def _run(arguments: list[str]) -> int:
         _report(here, f"error: {_of_the_machine(error)}")
         return FAILED
     except Exception as error:
+        if isinstance(error, RuntimeError) and str(error) == "can't start new thread":
+            _report(here, f"error: {_no_more_processes()}")
+            return FAILED
         known = _lost_peer(error) or (arguments[:1] == ["train"] and _TIMEOUT in str(error))
         _report(here, f"error: {error}" if known else traceback.format_exc())
         return FAILED
@@ -206,11 +210,23 @@ def _of_the_machine(error: MemoryError | OSError) -> str:
     """Says in one line what the machine has refused."""
     if isinstance(error, MemoryError):
         return f"memory ran out{f': {error}' if str(error) else ''}"
+    if error.errno == errno.EAGAIN:  # of fork
+        return _no_more_processes()
     if error.filename is not None:
         return f"{error.filename}: {error.strerror}"
     # Errors of files that we write name the file already.
     is_stdout = error.errno == errno.ENOSPC and _stdout_is_full()
     return f"{error.strerror or error}{' (standard output)' if is_stdout else ''}"
+
+
+def _no_more_processes() -> str:
+    limit, _ = resource.getrlimit(resource.RLIMIT_NPROC)
+    shown = "no limit" if limit == resource.RLIM_INFINITY else str(limit)
+    return (
+        f"this machine starts no more processes or threads for this user (ulimit -u has {shown}, "
+        "which counts all that the user runs; a container may have a limit of its own): raise it, "
+        "or use fewer processes and --train.threads 1"
+    )
 
 
 def _stdout_is_full() -> bool:

@@ -27,6 +27,7 @@ from torch.distributed.rendezvous import rendezvous
 from axonn_ext import meeting, settings
 from axonn_ext.launch.attempt import name_of_start
 from axonn_ext.launch.limits import allow_open_files
+from axonn_ext.launch.network import advice, check_connections
 from axonn_ext.launch.place import Process
 from axonn_ext.stores import comes
 from axonn_ext.terminal.errors import MeetingError, TrainingError, UserError
@@ -249,18 +250,30 @@ def process_group(process: Process, store: Store, device: str = "cpu") -> Iterat
     On GPUs, the GPU of this rank becomes the current one. After a failure the process group is not
     destroyed, unless this process is alone, because the peers may never answer.
 
-    Raises: UserError where ranks that meet inside differ, or one does not come.
+    Raises: MeetingError where ranks cannot connect to each other; UserError where ranks that meet
+        inside differ, or one does not come.
     """
     settings.stay_on_this_host()
+    if process.world_size > 1:
+        with _store_needed():
+            check_connections(store, process)
     if device == "cuda":
         _take_gpu(process)
-    dist.init_process_group(
-        "nccl" if device == "cuda" else "gloo",
-        store=PrefixStore("world", store),
-        rank=process.rank,
-        world_size=process.world_size,
-        timeout=timedelta(seconds=settings.load().timeout_seconds),
-    )
+    try:
+        dist.init_process_group(
+            "nccl" if device == "cuda" else "gloo",
+            store=PrefixStore("world", store),
+            rank=process.rank,
+            world_size=process.world_size,
+            timeout=timedelta(seconds=settings.load().timeout_seconds),
+        )
+    except RuntimeError as error:
+        if device == "cuda" or isinstance(error, DistNetworkError):
+            raise
+        raise MeetingError(
+            f"rank {process.rank} on host {socket.gethostname()} cannot connect to the other "
+            f"ranks: {_first_line(error)}; {advice()}"
+        ) from None
     try:
         with _for_the_user():
             yield

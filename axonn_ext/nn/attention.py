@@ -161,8 +161,10 @@ class Attention(nn.Module):
         parts = grid.num_parts(head_axes)
         shared = ranks_of_a_kv_head(num_heads, self.num_kv_heads, parts)
         if not shared or (shared > 1 and heads_over_y):
+            splits_heads = parts % self.num_kv_heads == 0 and not heads_over_y
+            name = "num_heads" if splits_heads else "num_kv_heads"
             raise ValueError(
-                f"Attention: num_kv_heads={self.num_kv_heads} must be divisible by {parts} "
+                f"Attention: {name}={getattr(self, name)} must be divisible by {parts} "
                 f"(axes {', '.join(f'{a}={grid.size(a)}' for a in head_axes)})"
             )
         self._sharing = grid.neighbours("x", shared) if shared > 1 else None

@@ -66,8 +66,13 @@ def _rules(
     over_y = sharded and not parallel.heads_over_y
     yield _SEQUENCES, batch_size, ("data", "z", "y") if over_y else ("data", "z")
     shares = shared_heads and not parallel.heads_over_y
-    if not shares or not ranks_of_a_kv_head(model.num_heads, model.kv_heads, grid.x):
-        yield "num_kv_heads", model.kv_heads, ("x", "y") if parallel.heads_over_y else ("x",)
+    if not shares:
+        yield _KV_HEADS, model.kv_heads, ("x", "y") if parallel.heads_over_y else ("x",)
+    elif not ranks_of_a_kv_head(model.num_heads, model.kv_heads, grid.x):
+        if grid.x % model.kv_heads == 0:  # ranks could share these, if the heads were divisible
+            yield "num_heads", model.num_heads, ("x",)
+        else:
+            yield _KV_HEADS, model.kv_heads, ("x",)
     yield "hidden_size", model.hidden_size, ("y", "z")
     yield "qkv features", model.qkv_size, ("x", "z")
     yield "intermediate_size", model.mlp_size, ("x",)
@@ -84,15 +89,19 @@ def check(
 
     batch_size: the sequences of one micro-batch over all data and z coordinates.
     """
-    return [_advice(rule) for rule in broken_rules(config, parallel, grid, batch_size)]
+    rules = broken_rules(config, parallel, grid, batch_size)
+    return [_advice(rule, config.num_heads) for rule in rules]
 
 
 _SEQUENCES = "sequences of a micro-batch"
+_KV_HEADS = "num_kv_heads"
 
 
-def _advice(rule: BrokenRule) -> str:
+def _advice(rule: BrokenRule, num_heads: int) -> str:
     hint = ""
     if rule.what == _SEQUENCES and "y" in rule.axes:
         hint = "; or set heads_over_y, or layout 'replicated'"
     enough = math.ceil(rule.value / rule.parts) * rule.parts
+    if rule.what == _KV_HEADS and num_heads % enough:  # it must divide the heads
+        return f"{rule}: change the grid{hint}"
     return f"{rule}: change the grid, or to {enough}{hint}"

@@ -98,7 +98,7 @@ TEST(SharedSegment, AnotherProcessSeesWhatIsWritten) {
   const auto segment = SharedSegment::create("test", 4096);
   const pid_t parent = getpid();
   const pid_t child = fork_child([&] {
-    const auto peer = SharedSegment::open(parent, segment.fd(), 4096);
+    const auto peer = SharedSegment::open(parent, segment.fd(), segment.nonce(), 4096);
     ASSERT_NE(peer.data(), segment.data());  // a mapping of its own, not the inherited one
     spin_until(
         [&] { return std::to_integer<int>(static_cast<volatile std::byte*>(peer.data())[7]); });
@@ -115,7 +115,7 @@ TEST(SharedSegment, PeersCannotWrite) {
   const pid_t parent = getpid();
   const pid_t child = fork_child([&] {
     signal(SIGSEGV, SIG_DFL);  // the sanitizers' handlers would turn it into an exit
-    const auto peer = SharedSegment::open(parent, segment.fd(), 4096);
+    const auto peer = SharedSegment::open(parent, segment.fd(), segment.nonce(), 4096);
     *static_cast<volatile std::byte*>(peer.data()) = std::byte{1};
   });
   const int status = exit_status(child);
@@ -140,14 +140,16 @@ TEST(SharedSegment, TakesMemoryOnlyWhereTouched) {
 
 TEST(SharedSegment, SurvivesItsCreatorWhileMapped) {
   const SharedArray<std::atomic<int>> shared(2);  // the child's descriptor; "you may go"
+  const SharedArray<std::atomic<uint64_t>> nonce(1);
   const pid_t child = fork_child([&] {
     const auto segment = SharedSegment::create("test", 4096);
     segment.data()[100] = std::byte{99};
+    nonce[0] = segment.nonce();
     shared[0] = segment.fd();
     spin_until([&] { return shared[1] != 0; });
   });
   spin_until([&] { return shared[0] != 0; });
-  const auto segment = SharedSegment::open(child, shared[0], 4096);
+  const auto segment = SharedSegment::open(child, shared[0], nonce[0], 4096);
   shared[1] = 1;
   EXPECT_EQ(exit_status(child), 0);
   EXPECT_EQ(segment.data()[100], std::byte{99});
@@ -158,15 +160,17 @@ TEST(SharedSegment, KillNineLeavesNothingBehind) {
   const int64_t descriptors = num_descriptors();
   const int64_t shm_entries = num_shm_entries();
   const SharedArray<std::atomic<int>> ready(2);
+  const SharedArray<std::atomic<uint64_t>> nonce(1);
   const pid_t creator = fork_child([&] {
     const auto segment = SharedSegment::create(name, 8 << 20);
+    nonce[0] = segment.nonce();
     std::fill_n(segment.data(), segment.size(), std::byte{1});
     ready[0] = segment.fd();
     pause();
   });
   spin_until([&] { return ready[0] != 0; });
   const pid_t reader = fork_child([&] {
-    const auto segment = SharedSegment::open(creator, ready[0], 8 << 20);
+    const auto segment = SharedSegment::open(creator, ready[0], nonce[0], 8 << 20);
     ready[1] = 1;
     pause();
   });
@@ -186,7 +190,7 @@ TEST(SharedSegment, ClosesItsDescriptor) {
   {
     auto segment = SharedSegment::create("test", 4096);
     EXPECT_EQ(num_descriptors(), before + 1);
-    const auto peer = SharedSegment::open(getpid(), segment.fd(), 4096);
+    const auto peer = SharedSegment::open(getpid(), segment.fd(), segment.nonce(), 4096);
     EXPECT_EQ(num_descriptors(), before + 1);
     const auto moved = std::move(segment);
     EXPECT_EQ(num_descriptors(), before + 1);
@@ -203,11 +207,25 @@ TEST(SharedSegment, ErrorsNameTheCallAndLeakNothing) {
   };
   expect_error([] { SharedSegment::create("test", -1); }, "cannot size a shared-memory segment");
   expect_error([] { SharedSegment::create("test", int64_t{1} << 60); }, "bytes of address space");
-  expect_error([] { SharedSegment::open(getpid(), 9999, 4096); }, "/fd/9999");
+  expect_error([] { SharedSegment::open(getpid(), 9999, 0, 4096); }, "/fd/9999");
   const auto segment = SharedSegment::create("test", 4096);
-  expect_error([&] { SharedSegment::open(getpid(), segment.fd(), 8192); },
+  expect_error([&] { SharedSegment::open(getpid(), segment.fd(), segment.nonce(), 8192); },
                "has 4096 bytes, expected 8192");
   EXPECT_EQ(num_descriptors(), before + 1);
+}
+
+// On a clone of the peer's host, its process and descriptor stand for a segment of this host.
+TEST(SharedSegment, IsNotTakenForThatOfAClone) {
+  const int64_t before = num_descriptors();
+  const auto own = SharedSegment::create("test", 4096), other = SharedSegment::create("test", 4096);
+  ASSERT_NE(own.nonce(), other.nonce());
+  for (const auto access : {SharedSegment::Access::kRead, SharedSegment::Access::kWrite}) {
+    testing::expect_contains(testing::error_of([&] {
+                               SharedSegment::open(getpid(), own.fd(), other.nonce(), 4096, access);
+                             }),
+                             {"is other memory than the peer's", "clone"});
+  }
+  EXPECT_EQ(num_descriptors(), before + 2);
 }
 
 TEST(ProcessWatch, SeesEveryKindOfEnd) {

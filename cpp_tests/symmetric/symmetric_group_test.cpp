@@ -185,6 +185,50 @@ TEST(SymmetricGroup, RanksOfSeveralHostsAllKnowIt) {
   }
 }
 
+// The store of a rank on a host that is a clone of its peers': their addresses name a process and a
+// descriptor of this host, the rank's own or those of no process.
+class CloneStore : public KeyValueStore {
+ public:
+  CloneStore(KeyValueStore& store, int64_t rank, bool as_own)
+      : store_(store), own_("/address/" + std::to_string(rank)), as_own_(as_own) {}
+
+  void set(const std::string& key, const std::string& value) override {
+    if (key.ends_with(own_)) here_ = as_own_ ? first_words(value) : "999999999 3";
+    store_.set(key, value);
+  }
+  std::string get(const std::string& key) override {
+    const auto value = store_.get(key);
+    const bool of_peer = key.find("/address/") != std::string::npos && !key.ends_with(own_);
+    return of_peer ? here_ + value.substr(first_words(value).size()) : value;
+  }
+  bool has(const std::string& key) override { return store_.has(key); }
+  int64_t add(const std::string& key, int64_t amount) override { return store_.add(key, amount); }
+
+ private:
+  // The process and the descriptor.
+  static std::string first_words(const std::string& text) {
+    return text.substr(0, text.find(' ', text.find(' ') + 1));
+  }
+
+  KeyValueStore& store_;
+  const std::string own_;
+  const bool as_own_;
+  std::string here_;
+};
+
+TEST(SymmetricGroup, RanksOnClonesOfAHostShareNothing) {
+  for (const bool as_own : {true, false}) {
+    InMemoryStore shared;
+    expect_success(run_processes(3, [&](int64_t rank) {
+      CloneStore store(shared, rank, as_own);
+      const auto group = SymmetricGroup::rendezvous(group_options(3, rank), store);
+      EXPECT_FALSE(group->on_one_host());
+      const std::string reason = as_own ? "is other memory than the peer's" : "/proc/999999999";
+      expect_contains(group->obstacle(), {"rank 0", reason});
+    }));
+  }
+}
+
 #if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)  // they need the address space
 TEST(SymmetricGroup, ARankWithoutAddressSpaceIsNamedAndNobodyWaits) {
   InMemoryStore store;

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from axonn_ext.cli import main
 from commands import (
     AXONN,
     processes_with,
@@ -175,3 +176,20 @@ def test_ended_launcher_takes_its_processes_along(tmp_path: Path) -> None:
     assert job.wait(timeout=HANG_SECONDS) == 1
     assert "error: the job was ended by SIGTERM" in output.read_text()
     wait_until(lambda: not processes_with(str(folder)), "the end of all processes")
+
+
+@pytest.mark.parametrize(
+    "refused", [BlockingIOError(11, "try again", "python"), RuntimeError("can't start new thread")]
+)
+def test_a_limit_on_processes_is_named(
+    refused: Exception, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What Python raises where `ulimit -u` leaves no room, which root does not heed."""
+
+    def start(*_: object, **__: object) -> None:
+        raise refused
+
+    monkeypatch.setattr("axonn_ext.launch.launcher.launch", start)
+    assert main(["train", "--grid", "x=2", *small()]) == 1
+    error = capsys.readouterr().err
+    assert re.fullmatch(r"error: this machine starts no more processes .*ulimit -u has .*\n", error)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import re
 
 import pytest
 import torch
@@ -221,6 +222,29 @@ def illegal_cases() -> int:
 
 def test_check_is_exact(pool):
     assert pool(4).run(illegal_cases)[0] > 10
+
+
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "x", "expected"),
+    [
+        (14, 2, 4, "num_heads: 14 must be divisible by 4 (x=4): change the grid, or to 16"),
+        (14, 7, 4, "num_kv_heads: 7 must be divisible by 4 (x=4): change the grid"),
+        (12, 3, 4, "num_kv_heads: 3 must be divisible by 4 (x=4): change the grid, or to 4"),
+    ],
+)
+def test_the_advice_about_heads_is_legal(heads: int, kv_heads: int, x: int, expected: str) -> None:
+    config = ModelConfig(
+        64, 16 * heads, 1, heads, 16, family="llama", num_kv_heads=kv_heads, intermediate_size=64
+    )
+    problems = models.check(config, models.ParallelConfig(), GridShape(x=x), batch_size=8)
+    assert [problem for problem in problems if "heads" in problem] == [expected]
+    match = re.search(r"num_(kv_)?heads.* or to (\d+)$", expected)
+    if match is not None:
+        name = "num_kv_heads" if match[1] else "num_heads"
+        # The widths of products follow from the number of heads.
+        better = dataclasses.replace(config, **{name: int(match[2])}, head_size=16)
+        problems = models.check(better, models.ParallelConfig(), GridShape(x=x), batch_size=8)
+        assert not [problem for problem in problems if "heads" in problem]
 
 
 def buffer_shapes(config: ModelConfig) -> list[list[int]]:

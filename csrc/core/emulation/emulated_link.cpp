@@ -37,14 +37,15 @@ std::unique_ptr<EmulatedLink> EmulatedLink::rendezvous(const Options& options,
       new EmulatedLink(options.bytes_per_second,
                        SharedSegment::create("axonn-link:" + options.name, sizeof(Board))));
   std::ostringstream address;
-  address << getpid() << ' ' << link->own_.fd() << ' ' << options.host;
+  address << getpid() << ' ' << link->own_.fd() << ' ' << link->own_.nonce() << ' ' << options.host;
   const auto addresses = ranks.exchange("address", address.str());
   for (int64_t peer = 0; peer < options.size; ++peer) {
     std::istringstream in(addresses[peer]);
     pid_t pid = 0;
     int fd = 0;
+    uint64_t nonce = 0;
     std::string host;
-    in >> pid >> fd;
+    in >> pid >> fd >> nonce;
     in.ignore(1);
     std::getline(in, host);
     if (host != options.host) {
@@ -52,7 +53,7 @@ std::unique_ptr<EmulatedLink> EmulatedLink::rendezvous(const Options& options,
                                std::to_string(options.rank) + " and " + std::to_string(peer) +
                                " are not on one host");
     }
-    link->boards_.push_back(SharedSegment::open(pid, fd, sizeof(Board)));
+    link->boards_.push_back(SharedSegment::open(pid, fd, nonce, sizeof(Board)));
   }
   ranks.exchange("mapped", "yes");  // the descriptor must stay open until then
   link->own_.close_descriptor();

@@ -55,7 +55,8 @@ MessageRing& MessageSender::ring() const { return ring_of(*segment_); }
 
 std::string MessageSender::address() const {
   std::ostringstream out;
-  out << getpid() << ' ' << segment_->fd() << ' ' << segment_->size() << ' ' << host_identity();
+  out << getpid() << ' ' << segment_->fd() << ' ' << segment_->nonce() << ' ' << segment_->size()
+      << ' ' << host_identity();
   return out.str();
 }
 
@@ -128,15 +129,16 @@ MessageReceiver::MessageReceiver(const std::string& address) {
   std::istringstream in(address);
   pid_t pid;
   int fd;
+  uint64_t nonce;
   int64_t bytes;
   std::string host;
-  in >> pid >> fd >> bytes;
+  in >> pid >> fd >> nonce >> bytes;
   in.ignore(1);
   std::getline(in, host);
   if (host != host_identity()) throw CommunicationError("the sender is on another host");
   if (pid != getpid()) sender_.emplace(pid);
   segment_ = std::make_shared<SharedSegment>(
-      SharedSegment::open(pid, fd, bytes, SharedSegment::Access::kWrite));
+      SharedSegment::open(pid, fd, nonce, bytes, SharedSegment::Access::kWrite));
 }
 
 MessageRing& MessageReceiver::ring() const { return ring_of(*segment_); }

@@ -9,7 +9,10 @@
 #include <unistd.h>
 
 #include <array>
+#include <chrono>
 #include <fstream>
+#include <random>
+#include <string_view>
 #include <utility>
 
 #include "core/ranks/errors.h"
@@ -31,13 +34,40 @@ void FileDescriptor::reset() {
   if (fd_ >= 0) ::close(std::exchange(fd_, -1));
 }
 
+namespace {
+
+// Clones of a virtual machine may begin with equal states of their generators, but their clocks
+// differ by more than a nanosecond.
+uint64_t draw_nonce() {
+  std::random_device random;
+  const auto now = std::chrono::system_clock::now().time_since_epoch().count();
+  return (uint64_t{random()} << 32 | random()) ^ static_cast<uint64_t>(now);
+}
+
+std::string mark_of(uint64_t nonce) { return "#" + std::to_string(nonce) + "#"; }
+
+// The name of a file in memory stays with it, whichever process has it open.
+void check_mark(int fd, uint64_t nonce, const std::string& path) {
+  std::array<char, 512> name{};
+  const auto link = "/proc/self/fd/" + std::to_string(fd);
+  if (readlink(link.c_str(), name.data(), name.size() - 1) < 0)
+    throw_errno("readlink(" + link + ")");
+  if (std::string_view(name.data()).find(mark_of(nonce)) != std::string_view::npos) return;
+  throw CommunicationError(path +
+                           " is other memory than the peer's, whose host looks like this one "
+                           "(a clone of its virtual machine?)");
+}
+
+}  // namespace
+
 SharedSegment SharedSegment::create(const std::string& name, int64_t bytes) {
-  FileDescriptor fd(memfd_create(name.c_str(), MFD_CLOEXEC));
+  const uint64_t nonce = draw_nonce();
+  FileDescriptor fd(memfd_create((name + mark_of(nonce)).c_str(), MFD_CLOEXEC));
   if (fd.get() < 0) throw_errno("memfd_create(" + name + ")");
   if (ftruncate(fd.get(), bytes) != 0) {
     throw_errno("cannot size a shared-memory segment to " + std::to_string(bytes) + " bytes");
   }
-  return SharedSegment(std::move(fd), bytes, PROT_READ | PROT_WRITE);
+  return SharedSegment(std::move(fd), nonce, bytes, PROT_READ | PROT_WRITE);
 }
 
 void SharedSegment::populate(int64_t offset, int64_t bytes) const {
@@ -48,11 +78,12 @@ void SharedSegment::populate(int64_t offset, int64_t bytes) const {
 #endif
 }
 
-SharedSegment SharedSegment::open(pid_t pid, int fd, int64_t bytes, Access access) {
+SharedSegment SharedSegment::open(pid_t pid, int fd, uint64_t nonce, int64_t bytes, Access access) {
   const bool writes = access == Access::kWrite;
   const std::string path = "/proc/" + std::to_string(pid) + "/fd/" + std::to_string(fd);
   FileDescriptor opened(::open(path.c_str(), (writes ? O_RDWR : O_RDONLY) | O_CLOEXEC));
   if (opened.get() < 0) throw_errno("open(" + path + ")");
+  check_mark(opened.get(), nonce, path);
   // Reading past the end of a file kills the process (SIGBUS), so a file that is too short is
   // refused here.
   struct stat status;
@@ -62,13 +93,14 @@ SharedSegment SharedSegment::open(pid_t pid, int fd, int64_t bytes, Access acces
     throw_errno(path + " has " + std::to_string(status.st_size) + " bytes, expected " +
                 std::to_string(bytes));
   }
-  SharedSegment segment(std::move(opened), bytes, writes ? PROT_READ | PROT_WRITE : PROT_READ);
+  const int protection = writes ? PROT_READ | PROT_WRITE : PROT_READ;
+  SharedSegment segment(std::move(opened), nonce, bytes, protection);
   segment.close_descriptor();
   return segment;
 }
 
-SharedSegment::SharedSegment(FileDescriptor fd, int64_t bytes, int protection)
-    : fd_(std::move(fd)), size_(bytes) {
+SharedSegment::SharedSegment(FileDescriptor fd, uint64_t nonce, int64_t bytes, int protection)
+    : fd_(std::move(fd)), nonce_(nonce), size_(bytes) {
   void* mapped = mmap(nullptr, static_cast<size_t>(bytes), protection, MAP_SHARED | MAP_NORESERVE,
                       fd_.get(), 0);
   if (mapped == MAP_FAILED) {
@@ -82,6 +114,7 @@ SharedSegment::SharedSegment(FileDescriptor fd, int64_t bytes, int protection)
 
 SharedSegment::SharedSegment(SharedSegment&& other) noexcept
     : fd_(std::move(other.fd_)),
+      nonce_(other.nonce_),
       data_(std::exchange(other.data_, nullptr)),
       size_(std::exchange(other.size_, 0)) {}
 

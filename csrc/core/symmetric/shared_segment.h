@@ -31,12 +31,14 @@ class FileDescriptor {
 // A mapping of a whole segment. The system allocates its pages when they are first written.
 class SharedSegment {
  public:
-  // An anonymous file of `bytes` zeros; `name` shows in /proc/<pid>/maps.
+  // An anonymous file of `bytes` zeros; `name`, and a random number, show in /proc/<pid>/maps.
   static SharedSegment create(const std::string& name, int64_t bytes);
   enum class Access { kRead, kWrite };
-  // The segment that process `pid` holds as descriptor `fd`. Where only the creator writes, kRead
-  // holds its peers to that.
-  static SharedSegment open(pid_t pid, int fd, int64_t bytes, Access access = Access::kRead);
+  // The segment that process `pid` holds as descriptor `fd`, and whose number is `nonce`: hosts
+  // that are clones of a virtual machine have processes, and descriptors, of equal numbers. Where
+  // only the creator writes, kRead holds its peers to that.
+  static SharedSegment open(pid_t pid, int fd, uint64_t nonce, int64_t bytes,
+                            Access access = Access::kRead);
 
   SharedSegment(SharedSegment&& other) noexcept;
   SharedSegment& operator=(SharedSegment&&) = delete;
@@ -49,13 +51,15 @@ class SharedSegment {
   std::byte* data() const { return data_; }
   int64_t size() const { return size_; }
   int fd() const { return fd_.get(); }
+  uint64_t nonce() const { return nonce_; }
   // Peers have mapped it: the descriptor is no longer needed.
   void close_descriptor() { fd_.reset(); }
 
  private:
-  SharedSegment(FileDescriptor fd, int64_t bytes, int protection);
+  SharedSegment(FileDescriptor fd, uint64_t nonce, int64_t bytes, int protection);
 
   FileDescriptor fd_;
+  uint64_t nonce_ = 0;
   std::byte* data_ = nullptr;
   int64_t size_ = 0;
 };
@@ -72,7 +76,8 @@ class ProcessWatch {
   FileDescriptor fd_;
 };
 
-// Equal on two processes exactly if they can reach each other's /proc: same boot, same namespace.
+// Equal on two processes that can reach each other's /proc: same boot, same namespace. It may also
+// be equal on hosts that are clones, which SharedSegment::open then finds.
 std::string host_identity();
 
 }  // namespace axonn::comm

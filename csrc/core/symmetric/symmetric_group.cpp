@@ -18,19 +18,21 @@ namespace axonn::comm {
 struct SymmetricGroup::Address {
   int64_t pid;
   int64_t fd;  // -1: it has none
+  uint64_t nonce;
   int64_t arena_bytes;
   Epoch first_epoch;
   std::string host;
 
   std::string encode() const {
     std::ostringstream out;
-    out << pid << ' ' << fd << ' ' << arena_bytes << ' ' << first_epoch << ' ' << host;
+    out << pid << ' ' << fd << ' ' << nonce << ' ' << arena_bytes << ' ' << first_epoch << ' '
+        << host;
     return out.str();
   }
   static Address decode(const std::string& text) {
     Address address{};
     std::istringstream in(text);
-    in >> address.pid >> address.fd >> address.arena_bytes >> address.first_epoch;
+    in >> address.pid >> address.fd >> address.nonce >> address.arena_bytes >> address.first_epoch;
     in.ignore(1);
     std::getline(in, address.host);
     return address;
@@ -41,6 +43,7 @@ namespace {
 
 constexpr int64_t kPageBytes = 4096;
 constexpr int64_t kPadBytes = int64_t{256} << 10;
+constexpr std::chrono::seconds kAnswerTime{5};
 
 }  // namespace
 
@@ -71,7 +74,8 @@ int64_t SymmetricGroup::arena_bytes() const {
 // Returns an arena whose flags have the epoch before the first call's. If that is epoch 0, the
 // arena's zeros are right as they are.
 SharedSegment SymmetricGroup::create_arena() const {
-  auto arena = SharedSegment::create("axonn:" + options_.name, arena_bytes());
+  const auto name = "axonn:" + options_.name + ":" + std::to_string(rank());
+  auto arena = SharedSegment::create(name, arena_bytes());
   if (epoch_ != 0) {
     auto& pad = *reinterpret_cast<Pad*>(arena.data());
     pad.started.raise_to(epoch_);
@@ -95,11 +99,14 @@ std::unique_ptr<SymmetricGroup> SymmetricGroup::rendezvous(const GroupOptions& o
   } catch (const std::system_error& error) {
     obstacle = error.what();
   }
-  const int own_fd = own ? own->fd() : -1;
+  const Address own_address{.pid = getpid(),
+                            .fd = own ? own->fd() : -1,
+                            .nonce = own ? own->nonce() : 0,
+                            .arena_bytes = group->arena_bytes(),
+                            .first_epoch = options.first_epoch,
+                            .host = options.host};
   std::vector<Address> addresses;
-  for (const auto& text : ranks.exchange("address", Address{getpid(), own_fd, group->arena_bytes(),
-                                                            options.first_epoch, options.host}
-                                                        .encode())) {
+  for (const auto& text : ranks.exchange("address", own_address.encode())) {
     addresses.push_back(Address::decode(text));
   }
   group->check_layouts(addresses);
@@ -108,11 +115,15 @@ std::unique_ptr<SymmetricGroup> SymmetricGroup::rendezvous(const GroupOptions& o
   // Tells the peers the outcome, and keeps this rank's descriptor open until all of them have used
   // it.
   const std::string none = "none";  // not every store keeps an empty value
-  const auto answers = ranks.exchange("obstacle", obstacle.empty() ? none : obstacle,
-                                      [&](int64_t peer) -> std::string {
-                                        const auto& watch = group->watches_[peer];
-                                        return watch && !watch->alive() ? "has died" : "";
-                                      });
+  const auto start = std::chrono::steady_clock::now();
+  const auto answers = ranks.exchange(
+      "obstacle", obstacle.empty() ? none : obstacle, [&](int64_t peer) -> std::string {
+        const auto& watch = group->watches_[peer];
+        if (!watch || watch->alive()) return "";
+        // A rank of a host that only looks like this one answers.
+        const auto waited = std::chrono::steady_clock::now() - start;
+        return waited < kAnswerTime ? "" : "has died";
+      });
   for (int64_t peer = 0; peer < options.size; ++peer) {
     if (answers[peer] == none) continue;
     group->obstacle_ = "rank " + std::to_string(peer) + ": " + answers[peer];
@@ -127,7 +138,7 @@ std::unique_ptr<SymmetricGroup> SymmetricGroup::rendezvous(const GroupOptions& o
 // Every rank sees all addresses, so all of them throw.
 void SymmetricGroup::check_layouts(const std::vector<Address>& addresses) const {
   for (int64_t peer = 0; peer < size(); ++peer) {
-    const auto& [pid, fd, bytes, first_epoch, host] = addresses[peer];
+    const auto& [pid, fd, nonce, bytes, first_epoch, host] = addresses[peer];
     const auto& first = addresses[0];
     if (bytes == first.arena_bytes && first_epoch == first.first_epoch) continue;
     throw CommunicationError(
@@ -149,8 +160,8 @@ void SymmetricGroup::watch_ranks(const std::vector<Address>& addresses) {
 }
 
 // Returns the reason if arenas cannot be mapped: a rank is on another host, in another container or
-// of another user, and /proc does not give access to its memory; or there is a limit on address
-// space.
+// of another user, and /proc does not give access to its memory; or its host only looks like this
+// one; or there is a limit on address space.
 std::string SymmetricGroup::map_arenas(const std::vector<Address>& addresses,
                                        std::optional<SharedSegment>& own) {
   for (int64_t peer = 0; peer < size(); ++peer) {
@@ -163,8 +174,9 @@ std::string SymmetricGroup::map_arenas(const std::vector<Address>& addresses,
     try {
       arenas_.push_back(std::make_shared<SharedSegment>(
           peer == rank() ? std::move(*own)
-                         : SharedSegment::open(pid, static_cast<int>(address.fd), arena_bytes())));
-    } catch (const std::system_error& error) {
+                         : SharedSegment::open(pid, static_cast<int>(address.fd), address.nonce,
+                                               arena_bytes())));
+    } catch (const std::exception& error) {
       return error.what();
     }
   }
