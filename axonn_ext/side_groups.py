@@ -1,4 +1,4 @@
-"""How groups of c10d begin and end; those beside a grid's are for threads and waits of their own."""
+"""How groups of c10d begin and end; those beside a grid's have threads and waits of their own."""
 
 from __future__ import annotations
 
