@@ -11,6 +11,20 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 
+def of_first_rank(value: Any, group: ProcessGroup | None = None) -> Any:
+    """Returns, on every rank, the value of the first rank of the group; default of rank 0.
+
+    value: what JSON has. Collectives: two broadcasts.
+    """
+    own = _text(value, group)
+    size = torch.tensor([own.numel()], device=own.device)
+    dist.broadcast(size, group=group, group_src=0)
+    if dist.get_rank(group) != 0:
+        own = own.new_empty(int(size))
+    dist.broadcast(own, group=group, group_src=0)
+    return _value(own)
+
+
 def of_all_ranks(value: Any, group: ProcessGroup | None = None) -> list[Any]:
     """Returns the values of all ranks of the group, by rank; default of all ranks.
 
@@ -18,16 +32,23 @@ def of_all_ranks(value: Any, group: ProcessGroup | None = None) -> list[Any]:
         as many values as there are ranks, all as long as the longest.
     Collectives: two all-gathers.
     """
-    device = device_type(group or dist.group.WORLD)
-    own = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8).to(device)
-    sizes = [int(size) for size in _all_gather(torch.tensor([own.numel()], device=device), group)]
+    own = _text(value, group)
+    size = torch.tensor([own.numel()], device=own.device)
+    sizes = [int(each) for each in _all_gather(size, group)]
     padded = own.new_zeros(max(sizes))
     padded[: own.numel()] = own
     rows = _all_gather(padded, group)
-    return [
-        json.loads(row[:size].cpu().numpy().tobytes())
-        for row, size in zip(rows, sizes, strict=True)
-    ]
+    return [_value(row[:size]) for row, size in zip(rows, sizes, strict=True)]
+
+
+def _text(value: Any, group: ProcessGroup | None) -> Tensor:
+    """Returns the value as JSON, in bytes on the device whose tensors the group communicates."""
+    text = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
+    return text.to(device_type(group or dist.group.WORLD))
+
+
+def _value(text: Tensor) -> Any:
+    return json.loads(text.cpu().numpy().tobytes())
 
 
 def _all_gather(own: Tensor, group: ProcessGroup | None) -> list[Tensor]:

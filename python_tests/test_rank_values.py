@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 import axonn_ext
 from axonn_ext.grid import Grid
-from axonn_ext.rank_values import dtype_named, of_all_ranks
+from axonn_ext.rank_values import dtype_named, of_all_ranks, of_first_rank
 
 PICKLES = {
     "all_gather_object", "broadcast_object_list", "gather_object", "scatter_object_list",
@@ -24,6 +24,10 @@ def tell(value: Any) -> list[Any]:
     return of_all_ranks([value, dist.get_rank(), dist.get_rank() * "long"])
 
 
+def hear_the_first(value: Any) -> list[Any]:
+    return of_first_rank([value, (1 + dist.get_rank()) * "long"])
+
+
 def tell_along_x() -> list[Any]:
     grid = Grid(x=2, z=2)
     return of_all_ranks(dist.get_rank(), grid.group("x"))
@@ -33,6 +37,7 @@ def tell_along_x() -> list[Any]:
 def test_every_rank_has_the_values_of_all(pool, value: Any) -> None:
     for found in pool(4).run(tell, value):
         assert found == [[value, rank, rank * "long"] for rank in range(4)]
+    assert pool(4).run(hear_the_first, value) == 4 * [[value, "long"]]
 
 
 def test_values_of_a_group(pool) -> None:

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch.distributed import ProcessGroup
 
 from axonn_ext.checkpoint.errors import CheckpointError
-from axonn_ext.rank_values import of_all_ranks
+from axonn_ext.rank_values import of_all_ranks, of_first_rank
 from axonn_ext.side_groups import destroy, new_group
 
 # A rank may wait so long for another one that writes to a slow disk. One that has ended is noticed
@@ -49,10 +49,10 @@ class Ranks:
     def told(self, function: Callable[[], str]) -> str:
         """Returns, on every rank, what the function returns on rank 0.
 
-        Collectives: an all-gather of the text.
+        Collectives: a broadcast of the text.
         """
         text = function() if self.rank == 0 else ""
-        return text if self.group is None else str(of_all_ranks(text, self.group)[0])
+        return text if self.group is None else str(of_first_rank(text, self.group))
 
     def agreed(self, function: Callable[[], None], *, on_rank: int | None = None) -> None:
         """Calls the function, on one rank or on all, and raises its CheckpointError on every rank.

@@ -13,7 +13,7 @@ from torch.distributed import Store
 
 from axonn_ext import settings
 from axonn_ext.launch.place import Process
-from axonn_ext.launch.stores import comes
+from axonn_ext.stores import comes
 from axonn_ext.terminal.errors import MeetingError
 
 _MOST_SECONDS = 30.0  # in which a connection is made, or is not

@@ -25,7 +25,7 @@ from axonn_ext.planner.model_files import read_config
 from axonn_ext.pretrained.files import CONFIG, INDEX, WHOLE
 from axonn_ext.pretrained.lora import adapters_of
 from axonn_ext.pretrained.tokenizer import copy_tokenizer, special_ids
-from axonn_ext.rank_values import dtype_named, of_all_ranks
+from axonn_ext.rank_values import dtype_named, of_all_ranks, of_first_rank
 from axonn_ext.spec.model import ModelConfig
 
 SHARD_BYTES = 5_000_000_000  # as many as transformers writes into one file
@@ -74,7 +74,7 @@ def save_pretrained(
         writer.finish(None if like is None else Path(like), tokenizer)
         error = writer.error
     if model.grid.world_size > 1:
-        error = of_all_ranks(error)[0]
+        error = of_first_rank(error)
     if error is not None:
         raise InputError(f"save_pretrained: {error}")
 

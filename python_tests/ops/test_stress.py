@@ -173,7 +173,8 @@ def resources() -> tuple[int, int, int]:
 
 
 def stress(seed: int) -> tuple[list[str], tuple[int, int, int], tuple[int, int, int]]:
-    group = Grid(x=WORLD).axis("x").name
+    grid = Grid(x=WORLD)
+    group = grid.axis("x").name
     rank = dist.get_rank()
     cases = [make_case(i, rank) for i in range(NUM_CASES)]
     draw = random.Random(seed)  # the same on all ranks
