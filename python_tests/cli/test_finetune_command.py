@@ -153,7 +153,7 @@ def test_four_processes_have_the_losses_of_one(model, data, tmp_path, lora) -> N
         (["--out", "/dev/null"], "--out /dev/null: expected a folder, got a file"),
         (["--lora-alpha", "4"], "--lora-alpha and --lora-targets need --lora RANK"),
         (["--epochs", "0"], "--epochs: expected a whole number >= 1"),
-        (["--grid", "x=8"], "num_kv_heads: 4 must be divisible by 8"),
+        (["--grid", "x=8"], "num_heads: 4 must be divisible by 8"),
         (["--epochs", "2", "--train.steps", "3"], "--epochs and train.steps: give one of them"),
         (["--data.max_bytes", "9"], "data.max_bytes: expected 0 with data.order examples"),
         (["--data.text", ""], "data.text: data.order examples needs a text"),

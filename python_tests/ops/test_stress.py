@@ -195,6 +195,7 @@ def stress(seed: int) -> tuple[list[str], tuple[int, int, int], tuple[int, int, 
 def test_ten_thousand_calls_with_delays_are_right_to_the_last_bit_and_nothing_grows(pool) -> None:
     for wrong, before, after in pool(WORLD).run(stress, 7):
         assert wrong == []
-        assert after[1:] == before[1:]
+        # Connections of grids that other tests had may still be closing.
+        assert after[1] <= before[1] and after[2] == before[2]
         # Python's own objects come and go; a leak of one result a call would be 100 MB.
         assert after[0] - before[0] < 8 << 20

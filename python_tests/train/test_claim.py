@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -24,7 +23,7 @@ from pathlib import Path
 from axonn_ext.train.claim import claimed
 with claimed(Path(sys.argv[1])):
     print("held", flush=True)
-    sys.stdin.read()
+    sys.exit(sys.stdin.read() or 0)
 """
 
 
@@ -65,13 +64,14 @@ def test_the_second_job_is_refused_and_changes_nothing(holder, tmp_path, capsys)
 @pytest.mark.parametrize("way", ["ends", "fails", "is killed"])
 def test_the_folder_of_a_job_that_has_ended_is_free(holder, tmp_path, way) -> None:
     folder = tmp_path / "run"
-    if way == "ends":
-        holder.communicate("", timeout=HANG_SECONDS)
-        assert not folder.exists(), "nothing was written"
-    else:
-        holder.send_signal(signal.SIGINT if way == "fails" else signal.SIGKILL)
+    if way == "is killed":
+        holder.kill()
         holder.wait(timeout=HANG_SECONDS)
-        assert (folder / CLAIM).exists() == (way == "is killed")
+        assert (folder / CLAIM).exists()
+    else:
+        holder.communicate("a mistake" if way == "fails" else "", timeout=HANG_SECONDS)
+        assert holder.returncode == (1 if way == "fails" else 0)
+        assert not folder.exists(), "nothing was written"
     with claimed(folder):
         assert json.loads((folder / CLAIM).read_text())["pid"] == os.getpid()
     assert not folder.exists()
