@@ -111,11 +111,13 @@ class Grid:
         """
         if self._owned.closed:
             return
-        self.communicators.close()
         self._groups.clear()
         self._alone = self._mesh = None
-        self.side_groups = SideGroups(self._owned)
-        self._owned.close()
+        self.side_groups.close()
+        try:
+            self.communicators.close()
+        finally:
+            self._owned.close()
         _C.symmetric_memory_bytes_in_use()  # which forgets the memory of groups that have ended
 
     def __enter__(self) -> Grid:

@@ -60,12 +60,15 @@ class OwnedGroups:
     def add(self, group: ProcessGroup) -> None:
         self._groups.append((group, device_type(group)))
 
+    def remove(self, group: ProcessGroup) -> None:
+        self._groups[:] = [each for each in self._groups if each[0] is not group]
+
     def close(self) -> None:
-        """Ends the groups, for this rank. On GPUs it waits for the device before."""
+        """Ends the groups, for this rank. On GPUs it waits for the current stream before."""
         if self._end.detach() is None:
             return
         if any(kind == "cuda" for _, kind in self._groups):
-            torch.cuda.synchronize()
+            torch.cuda.current_stream().synchronize()
         while self._groups:
             destroy(self._groups.pop()[0])
 
@@ -116,6 +119,8 @@ class SideGroups:
         """
         members = tuple(range(dist.get_world_size()) if ranks is None else ranks)
         key = (purpose, members)
+        if self._owned.closed:
+            raise RuntimeError(f"side group {purpose!r}: the grid is closed: make another one")
         if key not in self._groups:
             self._abort_forgotten()
             self._groups[key] = new_group(
@@ -138,7 +143,14 @@ class SideGroups:
     def _abort_forgotten(self) -> None:
         """Frees communicators, which nobody uses any more: all ranks begin anew."""
         while self._forgotten:
-            self._forgotten.pop().abort()
+            group = self._forgotten.pop()
+            group.abort()
+            self._owned.remove(group)
+
+    def close(self) -> None:
+        """Forgets all groups, of which those that `forget` has named are aborted."""
+        self._groups.clear()
+        self._abort_forgotten()
 
 
 def _options(backend: str) -> Any:

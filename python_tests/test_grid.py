@@ -176,6 +176,8 @@ def close_grids() -> None:
     for ask in (lambda: grid.axis("y"), lambda: grid.model_group, lambda: grid.neighbours("x", 1)):
         with pytest.raises(RuntimeError, match=r"Grid x=2.* is closed: make another one"):
             ask()
+    with pytest.raises(RuntimeError, match=r"side group 'test': the grid is closed"):
+        grid.side_groups.get("test")
     with pytest.raises(KeyError), Grid(x=2) as grid:
         raise KeyError
     assert grid.size("x") == 2

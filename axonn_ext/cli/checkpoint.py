@@ -65,7 +65,8 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
     )
     export.add_argument(
         "--like", type=Path, metavar="FOLDER",
-        help="a copy of the folder with which the run began, if that is no longer where it was",
+        help="a copy of the model or tokenizer folder that the run started from, if the original "
+        "has moved",
     )  # fmt: skip
     rewrite = add("reshard", "write a checkpoint anew, in another number of files", _reshard)
     rewrite.add_argument("out", type=Path, metavar="OUT", help="a new folder")

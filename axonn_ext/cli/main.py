@@ -114,7 +114,7 @@ def _run(arguments: list[str]) -> int:
         if here is not None and here.by_agent:
             from axonn_ext.launch.parent import end_with  # loads ctypes, which others do without
 
-            end_with(here.launcher or parent)
+            end_with(parent, launcher=here.launcher)
         bad_settings = _check_settings(arguments)
         args, extra = _parser(arguments[:1]).parse_known_args(arguments)
         args.bad_settings = bad_settings
@@ -223,9 +223,9 @@ def _no_more_processes() -> str:
     limit, _ = resource.getrlimit(resource.RLIMIT_NPROC)
     shown = "no limit" if limit == resource.RLIM_INFINITY else str(limit)
     return (
-        f"this machine starts no more processes or threads for this user (ulimit -u has {shown}, "
-        "which counts all that the user runs; a container may have a limit of its own): raise it, "
-        "or use fewer processes and --train.threads 1"
+        f"cannot start another process or thread (ulimit -u is {shown}, for all processes of this "
+        "user; a container may have a limit of its own): raise the limit, use fewer processes, or "
+        "set --train.threads 1"
     )
 
 

@@ -61,7 +61,7 @@ def _try(store: Store, process: Process, patience: timedelta, seconds: float) ->
         return f"no word of rank {peer} after {patience.total_seconds():g} s"
     where, host, advice = json.loads(store.get(f"network/{peer}"))
     if where is None:
-        return ""  # it says why
+        return ""  # it says why, or it cannot be tried
     try:
         socket.create_connection((where[0], where[1]), timeout=seconds).close()
     except OSError as error:
@@ -73,22 +73,24 @@ def _try(store: Store, process: Process, patience: timedelta, seconds: float) ->
     return ""
 
 
-def _listen() -> socket.socket:
+def _listen() -> socket.socket | None:
     """Listens where gloo does: on its interface, else where the host name leads, else on loopback.
 
-    Raises: OSError if an interface does not exist or has no IPv4 address.
+    Returns None for an interface without an IPv4 address, which is not tried. Raises OSError for
+    one that does not exist.
     """
     if names := settings.gloo_interfaces():
-        found = [(name, address_of(name)) for name in names]
-        if missing := [name for name, address in found if not address]:
-            raise OSError(f"GLOO_SOCKET_IFNAME has {missing[0]!r}, which has no IPv4 address there")
-        return socket.create_server((found[0][1], 0))
+        there = [name for _, name in socket.if_nameindex()]
+        if missing := [name for name in names if name not in there]:
+            raise OSError(f"GLOO_SOCKET_IFNAME names {missing[0]!r}, which does not exist there")
+        address = address_of(names[0])
+        return socket.create_server((address, 0)) if address else None
     with suppress(OSError):
-        for family, *_, address in socket.getaddrinfo(
+        for family, *_, place in socket.getaddrinfo(
             socket.gethostname(), None, type=socket.SOCK_STREAM
         ):
             with suppress(OSError):
-                return socket.create_server((address[0], 0), family=family)
+                return socket.create_server((place[0], 0), family=family)
     return socket.create_server(("127.0.0.1", 0))
 
 
@@ -96,10 +98,11 @@ def advice() -> str:
     """Returns what to set on this host where other ranks do not reach it."""
     names = [name for _, name in socket.if_nameindex()]
     found = [f"{name} ({address})" for name in names if (address := address_of(name))]
-    how = "GLOO_SOCKET_IFNAME" if settings.gloo_interfaces() else "what its name has in /etc/hosts"
+    by_name = "gloo listens at the address that the host name resolves to: "
+    how = "" if settings.gloo_interfaces() else by_name
     return (
-        f"gloo listens by {how}: set GLOO_SOCKET_IFNAME to the interface through which the other "
-        f"ranks reach it, of {', '.join(found)}, and let no firewall block its ports"
+        f"{how}set GLOO_SOCKET_IFNAME to an interface that the other ranks can reach "
+        f"({', '.join(found)}), and open its ports in the firewall"
     )
 
 

@@ -13,14 +13,17 @@ _INIT = 1
 _LOOK_SECONDS = 0.5
 
 
-def end_with(parent: int) -> None:
+def end_with(parent: int, *, launcher: int | None = None) -> None:
     """Makes this process end, by SIGKILL, when its parent does, which may already have happened.
 
     Linux sends the signal. It means the end of the thread that has started this process, and
     forgets it where this process becomes another program; so a thread looks, too.
 
-    parent: the id of the process that has started this one
+    parent: the id of the process that has started this one. launcher: that of the job's, if it is
+    known; while it is alive, a process that one of its ranks has started ends with that rank.
     """
+    if launcher is not None and not _is_alive(launcher):
+        os.kill(os.getpid(), signal.SIGKILL)
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent or (parent == _INIT and not _is_python(parent)):
         os.kill(os.getpid(), signal.SIGKILL)
@@ -31,6 +34,14 @@ def _look(parent: int) -> None:
     while os.getppid() == parent:
         time.sleep(_LOOK_SECONDS)
     os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except OSError:
+        return False
+    return True
 
 
 def _is_python(pid: int) -> bool:

@@ -260,15 +260,16 @@ def process_group(process: Process, store: Store, device: str = "cpu") -> Iterat
     if device == "cuda":
         _take_gpu(process)
     try:
-        dist.init_process_group(
-            "nccl" if device == "cuda" else "gloo",
-            store=PrefixStore("world", store),
-            rank=process.rank,
-            world_size=process.world_size,
-            timeout=timedelta(seconds=settings.load().timeout_seconds),
-        )
+        with _store_needed():
+            dist.init_process_group(
+                "nccl" if device == "cuda" else "gloo",
+                store=PrefixStore("world", store),
+                rank=process.rank,
+                world_size=process.world_size,
+                timeout=timedelta(seconds=settings.load().timeout_seconds),
+            )
     except RuntimeError as error:
-        if device == "cuda" or isinstance(error, DistNetworkError):
+        if device == "cuda":
             raise
         raise MeetingError(
             f"rank {process.rank} on host {socket.gethostname()} cannot connect to the other "

@@ -47,6 +47,8 @@ def check_same_on_all_ranks(
     """
     if not dist.is_available() or not dist.is_initialized():
         return
+    if (dist.get_world_size() if ranks is None else len(ranks)) == 1:
+        return
     try:
         said = dict(_said(model_or_values))
     except Exception:
@@ -94,7 +96,7 @@ def _leaves(name: str, value: object) -> Iterator[tuple[str, str]]:
         yield name, repr(value)
     else:
         raise TypeError(
-            f"{_NAME}: {name} must be a tensor, a number, a text or None, got "
+            f"{_NAME}: {name} must be a tensor, a number, a string, bytes, a dtype or None, got "
             f"{type(value).__name__}"
         )
 
@@ -107,5 +109,7 @@ def _text_of(name: str, tensor: Tensor) -> str:
     what = f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
     if tensor.is_meta:
         return what
-    bits = tensor.detach().cpu().contiguous().flatten().view(torch.uint8)
+    bits = (
+        tensor.detach().cpu().resolve_conj().resolve_neg().contiguous().flatten().view(torch.uint8)
+    )
     return f"{what} {hashlib.sha256(bits.numpy().data).hexdigest()[:12]}"

@@ -14,7 +14,6 @@ from torch import nn
 from axonn_ext.checkpoint import CheckpointError, Saver, load
 from axonn_ext.checkpoint.folder import CHECKPOINTS, CheckpointFolder, find_checkpoint
 from axonn_ext.checkpoint.saver import Saved
-from axonn_ext.inputs.files import read_json
 from axonn_ext.optim import AdamW, LossScaler
 from axonn_ext.spec.grid import GridShape
 from axonn_ext.terminal.errors import UserError
@@ -91,8 +90,6 @@ class RunCheckpoints:
         self._say = say
         table = job.config.checkpoint
         self._interval, self._shift = table.interval, 0
-        pretrained = job.config.model.pretrained
-        self._config_json = read_json(Path(pretrained) / "config.json") if pretrained else {}
         self._saver: Saver | None = None
         if table.interval:
             self._saver = Saver(
@@ -132,7 +129,7 @@ class RunCheckpoints:
             "step": done,
             "model": dataclasses.asdict(self._job.model),
             "config": _as_json(self._job.config),
-            CONFIG_JSON: self._config_json,
+            CONFIG_JSON: getattr(self._module, "config_json", {}),
             ORIGINS: dataclasses.asdict(Origins.of(self._job)),
             _SEQUENCES: done * self._job.config.train.batch_size + self._shift,
         }

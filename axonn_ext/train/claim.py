@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import socket
+import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -17,11 +19,14 @@ from axonn_ext.inputs.files import open_new, read_json
 from axonn_ext.terminal.errors import UserError
 
 CLAIM = ".job.json"  # in the folder, while a job writes there
+ALIVE_SECONDS = 10.0  # so often a job touches its claim
+SILENT_SECONDS = 60.0  # a job on another host has ended that has not touched it for so long
 _TRIES = 10  # to take over a claim, while other jobs try the same
+_NO_LINKS = (errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP, errno.EMLINK)
 
 
 @dataclass(frozen=True)
-class Job:
+class Owner:
     """A process that writes into a folder.
 
     place    the boot and the namespace that its pid belongs to, which hosts do not share
@@ -36,13 +41,13 @@ class Job:
     since: str
 
     @classmethod
-    def this(cls) -> Job:
+    def this(cls) -> Owner:
         """This process."""
         pid, since = os.getpid(), time.strftime("%Y-%m-%d %H:%M:%S")
         return cls(socket.gethostname(), pid, _place(), _started(pid), since)
 
     @classmethod
-    def read(cls, path: Path) -> Job | None:
+    def read(cls, path: Path) -> Owner | None:
         """The process that a file names; None if there is none, or nobody can tell which."""
         try:
             values = read_json(path)
@@ -51,9 +56,14 @@ class Job:
             return None
 
     @property
+    def is_here(self) -> bool:
+        """Whether its pid is one of this place's."""
+        return bool(self.place) and self.place == _place()
+
+    @property
     def has_ended(self) -> bool:
-        """Whether it is known to have: only of this place's processes."""
-        return bool(self.place) and self.place == _place() and _started(self.pid) != self.started
+        """Whether a process of this place has."""
+        return _started(self.pid) != self.started and not _is_hidden(self.pid)
 
 
 _FIELDS = {"host": str, "pid": int, "place": str, "started": str, "since": str}
@@ -77,6 +87,17 @@ def _started(pid: int) -> str:
     return "" if fields[0] == "Z" else fields[19]
 
 
+def _is_hidden(pid: int) -> bool:
+    """Whether there is a process of another user, of which /proc may show nothing."""
+    try:
+        os.kill(pid, 0)
+    except PermissionError:
+        return True
+    except OSError:
+        return False
+    return False
+
+
 @contextmanager
 def claimed(folder: Path) -> Iterator[Callable[[], None]]:
     """Claims the folder, which is made, for this process; at the end it is free again.
@@ -84,64 +105,110 @@ def claimed(folder: Path) -> Iterator[Callable[[], None]]:
     Yields what frees it before: for a process that ends at once.
 
     The claim is a file that is made by a hard link, which file systems on a network do atomically,
-    too; their locks cannot be relied on. That of a process of this host that has ended is taken
-    over. Raises UserError, which names the other job, and where nobody can tell whether it has
-    ended, also the file.
+    too; their locks cannot be relied on. That of a job that has ended is taken over. A job of
+    another host has if it does not touch its claim for SILENT_SECONDS; this process looks for so
+    long. Raises UserError, which names the other job.
     """
-    path = folder / CLAIM
+    path, owner = folder / CLAIM, Owner.this()
     try:
         if folder.exists() and not folder.is_dir():
             raise UserError(f"--out {folder}: expected a folder, got a file")
+        is_new = not folder.exists()
         folder.mkdir(parents=True, exist_ok=True)
-        _take(folder, path)
+        _take(folder, path, owner)
     except OSError as error:
         raise UserError(f"--out {folder}: cannot write there: {error.strerror}") from None
+    ended = threading.Event()
+    keeper = threading.Thread(target=_keep, args=(path, owner, ended), name="claim", daemon=True)
+    keeper.start()
 
     def free() -> None:
+        ended.set()
         with suppress(OSError):
-            path.unlink()
-            folder.rmdir()  # if nothing was written
+            if Owner.read(path) == owner:
+                path.unlink()
+            if is_new:
+                folder.rmdir()  # if nothing was written
 
     try:
         yield free
     finally:
         free()
+        keeper.join()
 
 
-def _take(folder: Path, path: Path) -> None:
+def _keep(path: Path, owner: Owner, ended: threading.Event) -> None:
+    """Touches the claim, as long as it is this process's."""
+    while not ended.wait(ALIVE_SECONDS) and Owner.read(path) == owner:
+        with suppress(OSError):
+            os.utime(path)
+
+
+def _take(folder: Path, path: Path, owner: Owner) -> None:
     own = folder / f".job-{uuid.uuid4().hex}.partial"
+    text = (json.dumps(asdict(owner)) + "\n").encode()
     with open_new(own) as file:
-        file.write((json.dumps(asdict(Job.this())) + "\n").encode())
+        file.write(text)
     try:
         for _ in range(_TRIES):
             try:
-                os.link(own, path)
+                _link(own, path, text)
             except FileExistsError:
                 _remove_ended(folder, path)
             else:
                 return
-        raise UserError(f"--out {folder}: several jobs begin to write there at the same time")
+        raise UserError(f"--out {folder}: several jobs are trying to claim this folder")
     finally:
         own.unlink(missing_ok=True)
 
 
+def _link(own: Path, path: Path, text: bytes) -> None:
+    """Makes the claim. Raises FileExistsError if there is one."""
+    try:
+        os.link(own, path)
+    except OSError as error:
+        if error.errno not in _NO_LINKS:
+            raise
+        with path.open("xb") as file:  # on file systems without hard links
+            file.write(text)
+
+
 def _remove_ended(folder: Path, path: Path) -> None:
     """Removes the claim of a job that has ended. Raises UserError for any other."""
-    job = Job.read(path)
-    if job is None and not path.exists():
+    owner = Owner.read(path)
+    if owner is None and not path.exists():
         return  # it has just been removed
-    if job is None or not job.has_ended:
-        who = "another job" if job is None else f"pid {job.pid} on {job.host}, since {job.since},"
-        here = job is not None and job.place == _place()
-        hint = "" if here else f"; if that job has ended, remove {path}"
+    ended = owner.has_ended if owner is not None and owner.is_here else _is_silent(path)
+    if not ended:
+        who = "another job" if owner is None else f"pid {owner.pid} on {owner.host}"
+        since = "" if owner is None else f" (since {owner.since})"
         raise UserError(
-            f"--out {folder}: {printable(who)} writes there: wait for its end, or use another "
-            f"folder{hint}"
+            f"--out {folder} is in use by {printable(who + since)}: wait for that job to finish, "
+            "or use another folder"
         )
     aside = path.with_name(f".job-{uuid.uuid4().hex}.partial")
     with suppress(FileNotFoundError):
         path.rename(aside)  # of several jobs that try it, one succeeds
-        if Job.read(aside) != job:  # another one has taken it over before
+        if Owner.read(aside) != owner:  # another one has taken it over before
             with suppress(FileExistsError):
                 os.link(aside, path)
         aside.unlink()
+
+
+def _is_silent(path: Path) -> bool:
+    """Whether nobody touches the claim for SILENT_SECONDS, in which this process waits."""
+    deadline, before = time.monotonic() + SILENT_SECONDS, _touched(path)
+    while time.monotonic() < deadline:
+        time.sleep(min(1.0, SILENT_SECONDS))
+        if (now := _touched(path)) != before:
+            return now is None
+    return True
+
+
+def _touched(path: Path) -> int | None:
+    """Returns when the claim was touched, by the clock of its file system; None if it is gone."""
+    try:
+        with path.open("rb") as file:  # a network's file system asks its server when one is opened
+            return os.fstat(file.fileno()).st_mtime_ns
+    except FileNotFoundError:
+        return None

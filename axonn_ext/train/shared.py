@@ -14,7 +14,7 @@ from axonn_ext.train.job import Job
 
 # Keys that may differ between ranks, and why. All others are compared as they stand, and so are the
 # settings but AXONN_CACHE_DIR (axonn_ext.settings), and the versions (axonn_ext.meeting).
-_ELSEWHERE = "a host may have it in another place; what is in it is compared"
+_ELSEWHERE = "the path may differ between hosts; the contents are compared"
 MAY_DIFFER: Mapping[str, str] = {
     "data.text": _ELSEWHERE,
     "data.mixture": f"{_ELSEWHERE}, and so are the weights",
@@ -22,7 +22,7 @@ MAY_DIFFER: Mapping[str, str] = {
     "model.pretrained": f"{_ELSEWHERE}, by from_pretrained",
     "lora.start": f"{_ELSEWHERE}, by load_adapter",
     "optim.offload_folder": "a host may have its disks in another place",
-    "train.device": "what auto stands for is compared",
+    "train.device": "the resolved device is compared",
     "train.machine": "only rank 0 shows what follows from it",
     "train.threads": "a host may have other processors",
 }

@@ -46,8 +46,8 @@ def test_an_interface_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None
     assert first == second
     host = re.escape(socket.gethostname())
     assert re.search(
-        rf"gloo of rank [01] cannot listen on host {host}: GLOO_SOCKET_IFNAME has 'nosuch0', which "
-        r"has no IPv4 address there; .*set GLOO_SOCKET_IFNAME to .*lo \(127\.0\.0\.1\)",
+        rf"gloo of rank [01] cannot listen on host {host}: GLOO_SOCKET_IFNAME names 'nosuch0', "
+        r"which does not exist there; .*set GLOO_SOCKET_IFNAME to .*lo \(127\.0\.0\.1\)",
         first,
     )
 

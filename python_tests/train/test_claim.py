@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
 
 from axonn_ext.cli import main
 from axonn_ext.terminal.errors import UserError
+from axonn_ext.train import claim
 from axonn_ext.train.claim import CLAIM, claimed
-from commands import small
+from commands import small, wait_until
 from limits import HANG_SECONDS
 from trained_here import train_here
 
 HOLDS = """
 import sys
+import threading
 from pathlib import Path
 from axonn_ext.train.claim import claimed
 with claimed(Path(sys.argv[1])):
@@ -48,15 +52,16 @@ def test_the_second_job_is_refused_and_changes_nothing(holder, tmp_path, capsys)
     folder = tmp_path / "run"
     (folder / "metrics.jsonl").write_text("theirs")
     before = sorted(path.name for path in folder.iterdir())
-    said = f"pid {holder.pid} on {os.uname().nodename}, since "
-    with pytest.raises(UserError, match=f"--out {folder}: {said}.* writes there: wait for its end"):
+    said = rf"pid {holder.pid} on {os.uname().nodename} \(since "
+    match = rf"--out {folder} is in use by {said}.*\): wait for that job to finish"
+    with pytest.raises(UserError, match=match):
         train_here(folder, checkpoint__interval=2, checkpoint__resume="auto", train__steps=1,
                    train__eval_interval=0)  # fmt: skip
     options = ["--out", str(folder), "--overwrite", *small()]
     assert main(["train", "--grid", "x=2", *options]) == 2
     assert main(["memorize", "--out", str(folder), "--overwrite"]) == 2
     error = capsys.readouterr().err
-    assert error.count(said) == 2 and "if that job has ended" not in error
+    assert error.count(said.replace("\\", "")) == 2
     assert sorted(path.name for path in folder.iterdir()) == before
     assert (folder / "metrics.jsonl").read_text() == "theirs"
 
@@ -74,7 +79,7 @@ def test_the_folder_of_a_job_that_has_ended_is_free(holder, tmp_path, way) -> No
         assert not folder.exists(), "nothing was written"
     with claimed(folder):
         assert json.loads((folder / CLAIM).read_text())["pid"] == os.getpid()
-    assert not folder.exists()
+    assert not (folder / CLAIM).exists()
 
 
 def test_a_pid_that_another_process_has_now(holder, tmp_path) -> None:
@@ -83,18 +88,62 @@ def test_a_pid_that_another_process_has_now(holder, tmp_path) -> None:
         pass
 
 
-def test_a_job_of_another_host_may_have_ended(holder, tmp_path, capsys) -> None:
+def test_a_job_of_another_host_is_alive_while_it_touches_its_claim(
+    holder, tmp_path, monkeypatch
+) -> None:
     folder = tmp_path / "run"
     change(folder, host="node\x1b7", place="another boot")
-    hint = rf"on node\\x1b7, since .*; if that job has ended, remove {folder / CLAIM}"
-    with pytest.raises(UserError, match=hint), claimed(folder):
-        pass
-    (folder / CLAIM).write_text("{")
-    with pytest.raises(UserError, match=r"another job writes there.*remove"), claimed(folder):
-        pass
-    (folder / CLAIM).unlink()
+    monkeypatch.setattr(claim, "SILENT_SECONDS", HANG_SECONDS)
+    ended = threading.Event()
+
+    def touch() -> None:
+        while not ended.wait(0.01):
+            os.utime(folder / CLAIM)
+
+    thread = threading.Thread(target=touch)
+    thread.start()
+    try:
+        with pytest.raises(UserError, match=r"in use by pid \d+ on node\\x1b7 \(since "):
+            with claimed(folder):
+                pass
+    finally:
+        ended.set()
+        thread.join()
+
+
+@pytest.mark.parametrize("text", [None, "{"])
+def test_a_claim_that_nobody_touches_is_taken_over(holder, tmp_path, monkeypatch, text) -> None:
+    folder = tmp_path / "run"
+    if text is None:
+        change(folder, place="another boot")
+    else:
+        (folder / CLAIM).write_text(text)
+    monkeypatch.setattr(claim, "SILENT_SECONDS", 0.1)
     with claimed(folder):
-        pass
+        assert json.loads((folder / CLAIM).read_text())["pid"] == os.getpid()
+
+
+def test_a_job_touches_its_claim_and_removes_no_other(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(claim, "ALIVE_SECONDS", 0.01)
+    folder = tmp_path / "run"
+    with claimed(folder):
+        os.utime(folder / CLAIM, (0, 0))
+        wait_until(lambda: (folder / CLAIM).stat().st_mtime > 0, "the job to touch its claim")
+        change(folder, pid=1)
+    assert (folder / CLAIM).exists()
+
+
+@pytest.mark.parametrize("links", [True, False])
+def test_a_folder_that_was_there_stays(tmp_path, monkeypatch, links: bool) -> None:
+    def refused(*paths: object) -> None:
+        raise OSError(errno.EPERM, "no links here")
+
+    if not links:
+        monkeypatch.setattr(os, "link", refused)
+    with claimed(tmp_path):
+        with pytest.raises(UserError, match="is in use by pid"), claimed(tmp_path):
+            pass
+    assert tmp_path.exists() and not (tmp_path / CLAIM).exists()
 
 
 def test_a_run_that_fails_leaves_no_claim(tmp_path) -> None:
