@@ -57,7 +57,7 @@ test-python: build  ## run the Python tests, without the long and slow ones and 
 	$(VENV)/bin/python -m pytest -n 2 --dist loadfile -m "not long and not slow and not gpu and not triton" --durations=15
 
 test-long: build  ## run the Python tests that start commands and trainings of their own
-	$(VENV)/bin/python -m pytest -m "long and not slow and not gpu and not triton" --durations=15
+	$(VENV)/bin/python -m pytest -n 2 --dist loadfile -m "long and not slow and not gpu and not triton" --durations=15
 
 test-slow: build  ## run the slow Python tests
 	@$(PYTHON) tools/bootstrap.py environment slow
