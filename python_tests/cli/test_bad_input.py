@@ -192,4 +192,4 @@ def test_a_limit_on_processes_is_named(
     monkeypatch.setattr("axonn_ext.launch.launcher.launch", start)
     assert main(["train", "--grid", "x=2", *small()]) == 1
     error = capsys.readouterr().err
-    assert re.fullmatch(r"error: this machine starts no more processes .*ulimit -u has .*\n", error)
+    assert re.fullmatch(r"error: cannot start another process .*ulimit -u is .*\n", error)
