@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch.distributed import PrefixStore, Store
 
 from axonn_ext import _library, settings
+from axonn_ext.meeting import name_ranks
 from axonn_ext.stores import comes
 
 if TYPE_CHECKING:
@@ -102,11 +103,11 @@ class Communicators:
         if len(asked) > 1:
             raise RuntimeError(
                 "NCCL communicators: all ranks must ask for the same ones, got "
-                + "; ".join(f"{theirs} on {_name(ranks)}" for theirs, ranks in asked.items())
+                + "; ".join(f"{theirs} on {name_ranks(ranks)}" for theirs, ranks in asked.items())
             )
         if missing:
             return "NCCL communicators of our own were asked for, but cannot be had: " + "; ".join(
-                f"{_name(ranks)}: {problem}" for problem, ranks in missing.items()
+                f"{name_ranks(ranks)}: {problem}" for problem, ranks in missing.items()
             )
         made: CommunicatorGrid = self._library.CommunicatorGrid(
             world.group_name,
@@ -166,15 +167,10 @@ def _collect(store: Store, size: int, timeout_s: float) -> dict[str, list[int]] 
         absent = [rank for rank, key in enumerate(keys) if not store.check([key])]
         if absent:
             return (
-                f"NCCL communicators: {_name(absent)} did not ask for them within {timeout_s:g} s "
-                "(AXONN_TIMEOUT_SECONDS)"
+                f"NCCL communicators: {name_ranks(absent)} did not ask for them within "
+                f"{timeout_s:g} s (AXONN_TIMEOUT_SECONDS)"
             )
     said: dict[str, list[int]] = {}
     for rank, key in enumerate(keys):
         said.setdefault(store.get(key).decode(), []).append(rank)
     return said
-
-
-def _name(ranks: Sequence[int]) -> str:
-    """Returns "rank 3" or "ranks 0, 1, 5"."""
-    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"

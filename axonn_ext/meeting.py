@@ -1,7 +1,7 @@
 """How ranks meet through a store of c10d: all must come, and must say the same.
 
-Whatever the number of ranks, each uses the store some eight times. Ranks read what others say only
-if they differ, and then at most MOST_SAID different sayings.
+Whatever the number of ranks, each uses the store some eight times. If they differ, the last one
+tells which ranks say the same, and each reads at most MOST_SAID different sayings.
 """
 
 from __future__ import annotations
@@ -25,7 +25,6 @@ MOST_KEYS = 8  # keys that a message names
 _MOST_RANGES = 16
 _BEFORE = 20  # characters of a long value that are shown before the first that differs
 _FAILED = "failed"  # what a rank says that has found a mistake of its own
-_DIFFER = "differ"
 _NOT_SET = "not set"
 
 
@@ -84,15 +83,16 @@ def meet(
     if here.compare_set("first", "", word).decode() != word:
         here.add("others", 1)
     if here.add("arrived", 1) == len(members):
-        here.set("verdict", _DIFFER if here.add("others", 0) else word)
+        here.set("verdict", _said(here, members) if here.add("others", 0) else word)
     verdict = _wait(here, "verdict", members, patience or _timeout(), what)
     if values is None or verdict == word:
         return
-    said = _all_said(here, word, members, values, what)
-    failed = said.pop(_FAILED, None)
-    if failed is not None:
+    groups = [(said, _ranks_of(runs)) for said, runs in json.loads(verdict)]
+    failed = [rank for said, ranks in groups if said == _FAILED for rank in ranks]
+    if failed:
         raise RanksFailed(what, failed)
-    groups = sorted(said.items(), key=lambda item: (-len(item[1]), item[1][0]))
+    if here.add(f"told/{word}", 1) == 1:
+        here.set(f"values/{word}", json.dumps(values))
     problems = _differences(_read(here, groups[:MOST_SAID], what))
     if rest := [rank for _, ranks in groups[MOST_SAID:] for rank in ranks]:
         problems.append(f"{name_ranks(rest)} differ from these, and from each other")
@@ -118,18 +118,29 @@ def same_in_world(
 
 def name_ranks(ranks: Iterable[int]) -> str:
     """Returns "rank 1", or "ranks 0, 2-7"."""
+    runs = _runs_of(ranks)
+    names = [name for run in runs for name in _names_of(*run)]
+    is_one = len(runs) == 1 and runs[0][0] == runs[0][1]
+    return f"rank{'' if is_one else 's'} {first_of(names, _MOST_RANGES)}"
+
+
+def _names_of(first: int, last: int) -> list[str]:
+    return [f"{first}-{last}"] if last - first > 1 else [*map(str, range(first, last + 1))]
+
+
+def _runs_of(ranks: Iterable[int]) -> list[list[int]]:
+    """Returns the first and the last rank of each run of ranks that follow each other."""
     runs: list[list[int]] = []
     for rank in sorted(ranks):
-        if runs and runs[-1][-1] == rank - 1:
-            runs[-1].append(rank)
+        if runs and runs[-1][1] == rank - 1:
+            runs[-1][1] = rank
         else:
-            runs.append([rank])
-    names = [name for run in runs for name in _names_of(run)]
-    return f"rank{'s' if len(runs[0]) > 1 or len(runs) > 1 else ''} {first_of(names, _MOST_RANGES)}"
+            runs.append([rank, rank])
+    return runs
 
 
-def _names_of(run: Sequence[int]) -> list[str]:
-    return [*map(str, run)] if len(run) < 3 else [f"{run[0]}-{run[-1]}"]
+def _ranks_of(runs: Iterable[Sequence[int]]) -> list[int]:
+    return [rank for first, last in runs for rank in range(first, last + 1)]
 
 
 def _digest(values: Mapping[str, str]) -> str:
@@ -155,16 +166,13 @@ def _wait(store: Store, key: str, members: Sequence[int], patience: timedelta, w
     return store.get(key).decode()
 
 
-def _all_said(
-    store: Store, word: str, members: Sequence[int], values: Mapping[str, str], what: str
-) -> dict[str, list[int]]:
-    """Returns the ranks by what they say, after one of those that say the same has told it."""
-    if store.add(f"told/{word}", 1) == 1:
-        store.set(f"values/{word}", json.dumps(values))
-    words: dict[str, list[int]] = {}
-    for rank, said in zip(members, store.multi_get([*map(_key, members)]), strict=True):
-        words.setdefault(said.decode(), []).append(rank)
-    return words
+def _said(store: Store, members: Sequence[int]) -> str:
+    """Returns the words of all ranks as JSON, the most frequent first, with the runs of ranks."""
+    ranks_of: dict[str, list[int]] = {}
+    for rank, word in zip(members, store.multi_get([*map(_key, members)]), strict=True):
+        ranks_of.setdefault(word.decode(), []).append(rank)
+    groups = sorted(ranks_of.items(), key=lambda item: (-len(item[1]), item[1][0]))
+    return json.dumps([[word, _runs_of(ranks)] for word, ranks in groups])
 
 
 def _read(

@@ -128,18 +128,23 @@ def test_ranks_that_do_not_come_are_named() -> None:
         meet(HashStore(), 1, range(8), {}, what="Grid", patience=timedelta(seconds=0.2))
 
 
-def test_a_rank_uses_the_store_as_often_whatever_their_number() -> None:
-    counts = {}
+@pytest.mark.parametrize(("differs", "most"), [(False, 9), (True, 14)])
+def test_a_rank_uses_the_store_as_often_whatever_their_number(differs: bool, most: int) -> None:
+    """But for one rank, which reads what all say where they differ."""
     for size in (2, 16):
-        shared, made = HashStore(), []
+        stores: list[Counting] = []
+        shared = HashStore()
 
-        def store(shared: Store = shared, made: list[Counting] = made) -> Store:
-            made.append(Counting(shared))
-            return made[-1]
+        def counting(shared: HashStore = shared, stores: list[Counting] = stores) -> Store:
+            stores.append(Counting(shared))
+            return stores[-1]
 
-        assert all_meet([{"a": "1"}] * size, store) == [None] * size
-        counts[size] = max(each.count for each in made)
-    assert counts[16] == counts[2] <= 9
+        raised = all_meet(
+            [{"lr": str(int(differs and rank == 1))} for rank in range(size)], counting
+        )
+        assert [error is not None for error in raised] == [differs] * size
+        counts = sorted(store.count for store in stores)
+        assert max(counts[:-1] if differs else counts) <= most, size
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from axonn_ext.rank_values import dtype_named
+
 _MOST_BYTES = 1 << 20  # of a tensor or an array; the manifest is held in memory as text
 _MOST_LEVELS = 100  # of values in values; deeper ones exhaust the stack of the parser
 _MAPPINGS: dict[str, type[dict[Any, Any]]] = {
@@ -129,9 +131,7 @@ def decode(value: Any) -> Any:
 
 
 def _decode_tensor(kind: str, shape: list[int], content: bytearray) -> Tensor:
-    dtype = getattr(torch, kind)
-    if not isinstance(dtype, torch.dtype):
-        raise ValueError(f"expected the name of a dtype, got {kind}")
+    dtype = dtype_named(kind)
     flat = torch.frombuffer(content, dtype=torch.uint8) if content else torch.empty(0).byte()
     try:
         return flat.view(dtype).reshape(shape)

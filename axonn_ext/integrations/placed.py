@@ -51,17 +51,17 @@ class PlacedModels:
 
         `state_dict` and `load_state_dict` of the model are then about whole tensors.
 
-        Collectives: a broadcast of each parameter and buffer, and those of auto_parallelize.
+        Collectives: a broadcast of each parameter and buffer.
 
         Raises, on every rank:
             ValueError: the model is on a grid already, or has parameters without values.
             RuntimeError: ranks have different models.
         """
-        with agreement(self.grid, what=self.what) as facts:
+        with agreement(what=self.what) as facts:
             for name, tensor in _tensors(module):
                 if tensor.is_meta:
                     raise ValueError(f"{self.what}: {name} is on the meta device: it has no values")
-                facts.append((name, tuple(tensor.shape), tensor.dtype))
+                facts[name] = f"{tensor.dtype} {list(tensor.shape)}"
         _broadcast(tensor for _, tensor in _tensors(module))
         with auto_parallelize(self.grid) as block:
             block.adopt(module)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from types import TracebackType
 from weakref import WeakKeyDictionary, ref
@@ -75,7 +74,7 @@ class auto_parallelize:
         algorithm, save_gathered: of the Linears, as for nn.Linear.
         verbose: rank 0 prints the summary at the end of the block.
 
-    Collectives, when the block ends: two small all-gathers over each axis.
+    Collectives: none. When the block ends, ranks compare their modules through the c10d store.
 
     Raises:
         TypeError, ValueError: grid is not a Grid; algorithm is unknown.
@@ -136,8 +135,7 @@ class auto_parallelize:
         self._hooks = []
         if error is not None:
             if isinstance(error, Exception):
-                with suppress(Exception):  # the block's own error matters
-                    report_failure(self.grid)
+                report_failure(what="auto_parallelize")
             return
         gc.collect()  # what the block dropped may be in cycles, on some ranks still alive
         self._add_the_rest()
@@ -147,7 +145,7 @@ class auto_parallelize:
             for module in owners
             for name, parameter in own_parameters(module).items()
         ]
-        agree_on_parameters(self.grid, parameters, what="auto_parallelize")
+        agree_on_parameters(parameters, what="auto_parallelize")
         holders = _holders(owners)
         self.modules = tuple(self._convert(module, holders) for module in owners)
         if self.verbose and self.grid.rank == 0:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten
 
-from axonn_ext.placement.agreement import checksum
+from axonn_ext.placement.same import text_of
 from axonn_ext.placement.units import Unit
 
 _SEQUENCES, _LENGTH = 2, 4
@@ -83,11 +83,12 @@ def without_zeros(model: nn.Module) -> Iterator[None]:
             p.data.zero_()
 
 
-def facts_of(example: ExampleInputs | None) -> list[object]:
-    """Returns what ranks must agree on of their example inputs: of tensors a checksum, too."""
-    return [
-        (tuple(leaf.shape), str(leaf.dtype), checksum(leaf))
+def facts_of(example: ExampleInputs | None) -> dict[str, str]:
+    """Returns what ranks must agree on of their example inputs: of tensors a digest, too."""
+    inputs = {f"example input {i}": leaf for i, leaf in enumerate(tree_flatten(example)[0])}
+    return {
+        name: text_of("parallelize", name, leaf)
         if isinstance(leaf, Tensor)
         else type(leaf).__name__
-        for leaf in tree_flatten(example)[0]
-    ]
+        for name, leaf in inputs.items()
+    }

@@ -66,7 +66,7 @@ def parallelize(
         leave_plain: what cannot be placed stays as it is, with whole inputs and outputs.
         verbose: rank 0 prints the plan.
 
-    Collectives: five small all-gathers over each axis, and those of one forward pass.
+    Collectives: those of one forward pass. What ranks compare crosses the c10d store.
 
     Raises, on every rank:
         TypeError: grid is not a Grid, or module not a module.
@@ -80,20 +80,22 @@ def parallelize(
     if not isinstance(grid, Grid):
         raise TypeError(f"parallelize: grid must be a Grid, got {type(grid).__name__}")
     grid.shape.refuse_pipe("parallelize")
-    with agreement(grid, what="parallelize") as facts:
+    with agreement(what="parallelize") as facts:
         asked = _check_arguments(module, plan)
         refuse_dropout(module)
-        facts += [sorted(asked.items()), leave_plain, facts_of(example_inputs)]
-    agree_on_parameters(grid, list(module.named_parameters()), what="parallelize")
+        facts["the plan that is asked for"] = str(sorted(asked.items()))
+        facts["leave_plain"] = str(leave_plain)
+        facts |= facts_of(example_inputs)
+    agree_on_parameters(list(module.named_parameters()), what="parallelize")
     with evaluating(module), without_zeros(module):
-        with agreement(grid, what="parallelize") as facts:
+        with agreement(what="parallelize") as facts:
             call = make_call(module, find_units(module, grid, asked, {}), example_inputs)
             _on_examples(lambda guarded: refuse_random(module, guarded), call)
             units, flow = _settle(module, grid, asked, call, leave_plain=leave_plain)
             made = _plan_of(units, flow, grid)
-            facts.append(str(made))
+            facts["the plan"] = str(made)
         Placing(module, units, flow, grid).place()
-        with agreement(grid, what="parallelize"):
+        with agreement(what="parallelize"):
             check_outputs(call, units, flow, grid)
     if verbose and grid.rank == 0:
         print(made)

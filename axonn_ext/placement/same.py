@@ -75,15 +75,15 @@ def _said(value: object) -> Iterator[tuple[str, str]]:
             )
     for name, parameter in value.named_parameters():
         trained = "" if parameter.requires_grad else "frozen "
-        yield name, f"{trained}{_text_of(name, parameter)}"
+        yield name, f"{trained}{text_of(_NAME, name, parameter)}"
     for name, buffer in value.named_buffers():
-        yield name, _text_of(name, buffer)
+        yield name, text_of(_NAME, name, buffer)
 
 
 def _leaves(name: str, value: object) -> Iterator[tuple[str, str]]:
     """Yields the names and texts of a value, and of what is in it."""
     if isinstance(value, Tensor):
-        yield name, _text_of(name, value)
+        yield name, text_of(_NAME, name, value)
     elif isinstance(value, Mapping):
         yield f"the keys of {name or 'the values'}", str([*value])
         for key, inner in value.items():
@@ -101,15 +101,23 @@ def _leaves(name: str, value: object) -> Iterator[tuple[str, str]]:
         )
 
 
-def _text_of(name: str, tensor: Tensor) -> str:
-    """Returns dtype, shape and a digest of a tensor; one on the meta device has no digest."""
-    if is_lazy(tensor) or isinstance(tensor, DTensor):
-        what = "has no shape yet" if is_lazy(tensor) else "is a DTensor, a part on each rank"
-        raise ValueError(f"{_NAME}: {name} {what}")
-    what = f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
+def text_of(what: str, name: str, tensor: Tensor) -> str:
+    """Returns dtype, shape and a digest of a tensor; one on the meta device has no digest.
+
+    what, name: the caller and the tensor, for messages. Raises ValueError for a parameter of a lazy
+    module, and for a DTensor.
+    """
+    if is_lazy(tensor):
+        raise ValueError(
+            f"{what}: {name} has no shape yet; run the model once before, or use a module that is "
+            "not lazy"
+        )
+    if isinstance(tensor, DTensor):
+        raise ValueError(f"{what}: {name} is a DTensor, a part on each rank")
+    kind = f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
     if tensor.is_meta:
-        return what
+        return kind
     bits = (
         tensor.detach().cpu().resolve_conj().resolve_neg().contiguous().flatten().view(torch.uint8)
     )
-    return f"{what} {hashlib.sha256(bits.numpy().data).hexdigest()[:12]}"
+    return f"{kind} {hashlib.sha256(bits.numpy().data).hexdigest()[:12]}"

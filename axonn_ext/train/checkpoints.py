@@ -18,7 +18,7 @@ from axonn_ext.optim import AdamW, LossScaler
 from axonn_ext.spec.grid import GridShape
 from axonn_ext.terminal.errors import UserError
 from axonn_ext.train.config import Config
-from axonn_ext.train.export import CONFIG_JSON, ORIGINS, Origins
+from axonn_ext.train.export import ORIGINS, Origins
 from axonn_ext.train.job import Job
 
 AUTO = "auto"
@@ -129,7 +129,6 @@ class RunCheckpoints:
             "step": done,
             "model": dataclasses.asdict(self._job.model),
             "config": _as_json(self._job.config),
-            CONFIG_JSON: getattr(self._module, "config_json", {}),
             ORIGINS: dataclasses.asdict(Origins.of(self._job)),
             _SEQUENCES: done * self._job.config.train.batch_size + self._shift,
         }

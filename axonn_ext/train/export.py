@@ -27,8 +27,7 @@ from axonn_ext.train.config import LoraTable
 from axonn_ext.train.job import DTYPES, Job
 from axonn_ext.train.model import add_adapters
 
-# Keys of a checkpoint: what the config.json of the model said that the run began with, and Origins.
-CONFIG_JSON, ORIGINS = "config_json", "origins"
+ORIGINS = "origins"  # the key of a checkpoint for what follows
 
 
 @dataclass(frozen=True)
@@ -112,7 +111,6 @@ def export(
     with process.process_group(Process(), HashStore()):
         parallel = ParallelConfig()
         model = models.build(config, axonn_ext.Grid(), parallel, seed=None, dtype=DTYPES[dtype])
-        model.config_json = extra.get(CONFIG_JSON, {})
         if lora.rank:
             add_adapters(model, lora, seed=0)
         load(checkpoint, model=model, random=False)

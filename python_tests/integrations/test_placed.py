@@ -219,7 +219,7 @@ EXPECTED = {
     "backward": "RuntimeError: Framework: call framework.backward(loss) in place of loss.backward",
     "no_sync": "TypeError: Framework: the model was not set up, got Linear",
     "again": "is on a grid already",
-    "different": "RuntimeError: Framework: every rank must make the same call, but rank 1 differs",
+    "different": "weight is torch.float32 [8, 4] on rank 1, but torch.float32 [4, 4] on rank 0",
     "late": "ValueError: Framework: the optimizer has made steps before its model was set up: its",
     "block": "first.weight must have the whole shape [16, 8], got [8, 8]",
     "optimizer": "ValueError: the optimizer's exp_avg of first.weight must have the shape of the",
@@ -234,7 +234,7 @@ def test_errors_are_named_on_every_rank(pool):
     for rank, named in enumerate(found):
         for key, text in EXPECTED.items():
             assert text in named[key], (rank, key, named[key])
-    assert "rank 1 raised an exception" in found[0]["meta"]
+    assert "rank 1 raised an error" in found[0]["meta"]
     assert "weight is on the meta device" in found[1]["meta"]
 
 

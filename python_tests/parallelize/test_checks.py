@@ -273,7 +273,10 @@ def test_a_mistake_is_found_before_anything_changes(pool):
         assert "ValueError: parallelize: the model does not run on the example" in raises
         assert "KeyError: 'pixel_values'" in raises
         assert "ValueError: parallelize: 0.weight has no shape yet" in lazy
-        assert "every rank must make the same call, but rank 1 differs from rank 0" in rows
+        assert (
+            "parallelize: example input 0 is float64 [2, 16] " in rows
+            and " on rank 1, but " in rows
+        )
 
 
 class OneRank(nn.Module):
@@ -296,7 +299,7 @@ def failing() -> str:
 
 def test_a_failed_check_is_an_error_on_every_rank(pool):
     zero, one = pool(2).run(failing)
-    assert "RuntimeError: parallelize: rank 1 raised an exception" in zero
+    assert "RanksFailed: parallelize: rank 1 raised an error" in zero
     assert "RuntimeError: parallelize: the model on the grid fails: 'only here'" in one
 
 
