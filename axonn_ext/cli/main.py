@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import errno
 import os
-import resource
 import signal
 import sys
 import time
@@ -18,6 +17,7 @@ from axonn_ext import settings
 from axonn_ext._version import __version__
 from axonn_ext.cli import streams
 from axonn_ext.inputs.errors import printable
+from axonn_ext.launch import threads
 from axonn_ext.settings import LaunchEnvironment, SettingsError
 from axonn_ext.terminal.errors import (
     MeetingError,
@@ -150,8 +150,8 @@ def _run(arguments: list[str]) -> int:
         _report(here, f"error: {_of_the_machine(error)}")
         return FAILED
     except Exception as error:
-        if isinstance(error, RuntimeError) and str(error) == "can't start new thread":
-            _report(here, f"error: {_no_more_processes()}")
+        if threads.ran_out(error):
+            _report(here, f"error: {threads.describe_limit()}")
             return FAILED
         known = _lost_peer(error) or (arguments[:1] == ["train"] and _TIMEOUT in str(error))
         _report(here, f"error: {error}" if known else traceback.format_exc())
@@ -211,22 +211,12 @@ def _of_the_machine(error: MemoryError | OSError) -> str:
     if isinstance(error, MemoryError):
         return f"memory ran out{f': {error}' if str(error) else ''}"
     if error.errno == errno.EAGAIN:  # of fork
-        return _no_more_processes()
+        return threads.describe_limit()
     if error.filename is not None:
         return f"{error.filename}: {error.strerror}"
     # Errors of files that we write name the file already.
     is_stdout = error.errno == errno.ENOSPC and _stdout_is_full()
     return f"{error.strerror or error}{' (standard output)' if is_stdout else ''}"
-
-
-def _no_more_processes() -> str:
-    limit, _ = resource.getrlimit(resource.RLIMIT_NPROC)
-    shown = "no limit" if limit == resource.RLIM_INFINITY else str(limit)
-    return (
-        f"cannot start another process or thread (ulimit -u is {shown}, for all processes of this "
-        "user; a container may have a limit of its own): raise the limit, use fewer processes, or "
-        "set --train.threads 1"
-    )
 
 
 def _stdout_is_full() -> bool:

@@ -6,6 +6,8 @@ import argparse
 import re
 import signal
 from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +21,11 @@ from axonn_ext.terminal.errors import TrainingError, UserError
 from axonn_ext.terminal.grids import check_processes
 from axonn_ext.train.checkpoints import AUTO
 from axonn_ext.train.claim import claimed
-from axonn_ext.train.config import Config
+from axonn_ext.train.config import EXAMPLES, Config
 from axonn_ext.train.config_file import Override, describe_keys, load_config, to_toml
 from axonn_ext.train.job import prepare
 from axonn_ext.train.memory import check_memory
-from axonn_ext.train.run_folder import check_folder, default_folder
+from axonn_ext.train.run_folder import check_folder, default_folder, first_day
 from axonn_ext.train.worker import run_worker
 from axonn_ext.watchdog.summary import SIGNAL, reason_for_failure, summaries
 
@@ -110,6 +112,7 @@ def run(args: argparse.Namespace, extra: Sequence[str], *, note: str = "") -> in
         if here is not None and args.nproc is not None:
             raise UserError("--nproc starts processes itself; leave it out under torchrun")
     folder = args.out or default_folder(args.config)
+    config = _dated(config, folder, here, store)
     if here is not None:
         run_worker(
             config, here, folder=folder, overwrite=args.overwrite, profile=args.profile, store=store
@@ -144,6 +147,18 @@ def _launch(world_size: int, arguments: Sequence[str], config: Config, folder: P
     except TrainingError as error:
         reason = reason_for_failure(folder, known=before)
         raise (error if reason is None else TrainingError(f"{reason}\n{error}")) from None
+
+
+def _dated(config: Config, folder: Path, here: Process | None, store: Store | None) -> Config:
+    """Returns the configuration with the date that chat templates are told, as rank 0 has it."""
+    if config.data.order != EXAMPLES or config.data.date:
+        return config
+    day = partial(first_day, config, folder)
+    if here is not None and store is not None:
+        text = process.settled_by_rank_0(store, here, day, topic="date")
+    else:
+        text = day()
+    return replace(config, data=replace(config.data, date=text))
 
 
 def _is_auto(args: argparse.Namespace) -> bool:

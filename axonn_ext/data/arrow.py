@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from axonn_ext.data.chunk_ends import Shelf
 from axonn_ext.data.vocabulary import TokenArray
 from axonn_ext.inputs.errors import InputError
 from axonn_ext.inputs.files import read_json
@@ -28,7 +29,10 @@ class ArrowTokens:
 
     def __init__(self, folder: Path) -> None:
         self.name = str(folder)
-        chunks = [chunk for file in _files(folder) for chunk in _chunks(file)]
+        files = _files(folder)
+        chunks = [chunk for file in files for chunk in _chunks(file)]
+        written = [(file.stat().st_size, file.stat().st_mtime_ns) for file in files]
+        self.shelf = Shelf(folder / "axonn.orders", str(written))
         chunks = [(offsets, values) for offsets, values in chunks if len(offsets) > 1]
         self._offsets = [offsets for offsets, _ in chunks]
         self._values = [values for _, values in chunks]

@@ -11,7 +11,7 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import date
 from typing import Any, NoReturn
 
 from jinja2 import TemplateError, nodes
@@ -86,15 +86,20 @@ class _Generation(Extension):
 
 
 class ChatTemplates:
-    """The chat templates of a tokenizer. Raises ValueError for one that is not Jinja's."""
+    """The chat templates of a tokenizer.
 
-    def __init__(self, files: TokenizerFiles) -> None:
+    today: the date that templates are told, through strftime_now
+
+    Raises ValueError for a template that is not Jinja's.
+    """
+
+    def __init__(self, files: TokenizerFiles, today: date | None = None) -> None:
         environment = ImmutableSandboxedEnvironment(
             trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
         )
         environment.filters["tojson"] = _to_json
-        now = datetime.now()  # the same for all that is rendered, of which some is compared
-        environment.globals |= {"raise_exception": _refuse, "strftime_now": now.strftime}
+        day = today or date.today()  # the same for all that is rendered, of which some is compared
+        environment.globals |= {"raise_exception": _refuse, "strftime_now": day.strftime}
         self._special = dict(files.special)
         self._tagged = {name for name, text in files.templates.items() if _TAG.search(text)}
         try:

@@ -16,6 +16,7 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
+from axonn_ext.data.chunk_ends import Shelf
 from axonn_ext.data.vocabulary import TokenArray
 from axonn_ext.inputs.token_files import TokenFiles, read_description
 
@@ -56,8 +57,12 @@ class IndexedTokens:
             with files.idx.open("rb") as index, files.bin.open("rb") as tokens:
                 self._index = _read_index(files, index, os.fstat(tokens.fileno()).st_size)
                 self._descriptor = os.dup(tokens.fileno())
+                about_index = os.fstat(index.fileno())
         except OSError as error:
             raise ValueError(f"cannot read {error.filename}: {error.strerror}") from None
+        self.shelf = Shelf(
+            files.idx.with_suffix(".orders"), f"{about_index.st_size} {about_index.st_mtime_ns}"
+        )
         self.num_tokens = self._index.num_tokens
         self._num_bytes = self.num_tokens * self._index.dtype.itemsize
         about = read_description(files)

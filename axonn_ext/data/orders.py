@@ -11,10 +11,12 @@ from typing import NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from axonn_ext.data.chunk_ends import kept
 from axonn_ext.data.permutation import DOCUMENTS, SEQUENCES, Permutation
 from axonn_ext.data.tokens import Part, document_note
 
 CHUNK = 1024  # documents of an epoch's order, for which one number is kept
+KEPT_FROM = 1 << 20  # documents, whose lengths take a quarter of a second to look up
 _CHUNKS_AT_ONCE = 64  # whose lengths are looked up together
 _SEQUENCES_AT_ONCE = 32  # whose chunks are looked up together
 _PHILOX_WORDS = 4  # the 64-bit words that Philox draws for one counter
@@ -112,8 +114,7 @@ class ShuffledDocuments:
 
     def _begin(self, epoch: int) -> _Epoch:
         key = (self._seed, DOCUMENTS, epoch, self._source)
-        order = Permutation(self._part.num_documents, key)
-        return _Epoch(self._part, epoch, order, self.sequence_length)
+        return _Epoch(self._part, epoch, key, self.sequence_length)
 
     def _stretches(self, epoch: int) -> Permutation:
         key = (self._seed, SEQUENCES, epoch, self._source)
@@ -124,12 +125,14 @@ class _Epoch:
     """The documents of a part in the order of one epoch, as one stream of tokens.
 
     Where a document lies in the stream follows from the lengths of all before it. Of their sums
-    only every CHUNK-th is kept; they are computed once, when the epoch is first read.
+    only every CHUNK-th is kept; they are computed once, when the epoch is first read, and kept next
+    to the corpus if it lies in files.
     """
 
-    def __init__(self, part: Part, number: int, order: Permutation, sequence_length: int) -> None:
+    def __init__(self, part: Part, number: int, key: tuple[int, ...], sequence_length: int) -> None:
         self.number = number
-        self._part, self._order, self._length = part, order, sequence_length
+        self._part, self._key, self._length = part, key, sequence_length
+        self._order = Permutation(part.num_documents, key)
         self._ends: NDArray[np.int64] | None = None  # of each chunk, in tokens of the stream
 
     def read(self, stretches: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -146,7 +149,10 @@ class _Epoch:
     def _find(self, stretches: NDArray[np.int64]) -> list[list[_Piece]]:
         """Returns the pieces of documents that each of these stretches is made of."""
         if self._ends is None:
-            self._ends = self._sums()
+            part, (seed, _, _, source) = self._part, self._key
+            depends_on = (CHUNK, seed, source, part.first_document, part.num_documents)
+            shelf = part.tokens.shelf if part.num_documents >= KEPT_FROM else None
+            self._ends = kept(shelf, depends_on, self.number, self._sums)
         begins = stretches * self._length
         first = np.searchsorted(self._ends, begins, side="right")
         last = np.searchsorted(self._ends, begins + self._length, side="right")

@@ -6,6 +6,7 @@ docs/finetuning.md#special-tokens has the rule.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +22,16 @@ class Prompts:
     """Encodes what a model reads and learns.
 
     model      the folder of the model, which says what ends a generated text; None: none does
+    today      the date that chat templates are told; None: this day's
     end_id     the id that ends a text that is learned; None: none does
     stop_ids   the ids that end a generated text
 
     Raises: ValueError for a file in the model's or the tokenizer's folder that cannot be read.
     """
 
-    def __init__(self, vocabulary: Vocabulary, *, model: Path | None = None) -> None:
+    def __init__(
+        self, vocabulary: Vocabulary, *, model: Path | None = None, today: date | None = None
+    ) -> None:
         self.vocabulary = vocabulary
         self._front: list[int] = []
         files, eos = TokenizerFiles(), None
@@ -35,7 +39,7 @@ class Prompts:
             self._front = vocabulary.front
             files = TokenizerFiles.of(vocabulary.path.parent)
             eos = vocabulary.find(files.special.get("eos_token", ""))
-        self._templates = ChatTemplates(files)
+        self._templates = ChatTemplates(files, today)
         stops = [] if model is None else stop_ids(model)
         if eos is not None and not stops:
             stops = [eos]

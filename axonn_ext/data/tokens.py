@@ -9,6 +9,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from axonn_ext.data.chunk_ends import Shelf
 from axonn_ext.data.vocabulary import TokenArray
 
 
@@ -18,6 +19,7 @@ class Tokens(Protocol):
     name: str  # for messages
     num_tokens: int
     num_documents: int
+    shelf: Shelf | None  # for tables of orders of the documents
 
     def read(self, start: int, count: int) -> TokenArray:
         """Returns the tokens start .. start + count - 1. Raises ValueError if a file is damaged."""
@@ -30,6 +32,8 @@ class Tokens(Protocol):
 
 class ArrayTokens:
     """Tokens that lie in memory, with the lengths of the documents (default: one document)."""
+
+    shelf = None
 
     def __init__(
         self, tokens: TokenArray, lengths: Sequence[int] | None = None, *, name: str = "text"

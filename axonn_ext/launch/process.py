@@ -25,6 +25,7 @@ from torch.distributed import (
 from torch.distributed.rendezvous import rendezvous
 
 from axonn_ext import meeting, settings
+from axonn_ext.launch import threads
 from axonn_ext.launch.attempt import name_of_start
 from axonn_ext.launch.limits import allow_open_files
 from axonn_ext.launch.network import advice, check_connections
@@ -269,7 +270,7 @@ def process_group(process: Process, store: Store, device: str = "cpu") -> Iterat
                 timeout=timedelta(seconds=settings.load().timeout_seconds),
             )
     except RuntimeError as error:
-        if device == "cuda":
+        if device == "cuda" or threads.ran_out(error):
             raise
         raise MeetingError(
             f"rank {process.rank} on host {socket.gethostname()} cannot connect to the other "

@@ -120,6 +120,9 @@ class DataTable:
         "order examples: one has nothing to learn, or no room for it: skip it, or end the run",
         choices=("skip", "stop"),
     )
+    date: str = _key(
+        "", "YYYY-MM-DD, which chat templates are told; empty: the day on which the run first began"
+    )
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -160,7 +161,9 @@ def _prompts(config: Config, vocabulary: Vocabulary, vocab_size: int) -> Prompts
     """Returns what encodes a run's examples. Raises UserError if it cannot, for this model."""
     pretrained = config.model.pretrained
     try:
-        prompts = Prompts(vocabulary, model=Path(pretrained) if pretrained else None)
+        prompts = Prompts(
+            vocabulary, model=Path(pretrained) if pretrained else None, today=_date(config)
+        )
     except ValueError as error:
         raise UserError(
             f"{'model.pretrained' if pretrained else 'data.vocabulary'}: {error}"
@@ -172,6 +175,14 @@ def _prompts(config: Config, vocabulary: Vocabulary, vocab_size: int) -> Prompts
             f"{prompts.end_id}"
         )
     return prompts
+
+
+def _date(config: Config) -> date | None:
+    text = config.data.date
+    try:
+        return date.fromisoformat(text) if text else None
+    except ValueError:
+        raise UserError(f"data.date: expected YYYY-MM-DD, got {text!r}") from None
 
 
 def _check_epochs(config: Config, examples: Examples) -> None:

@@ -6,6 +6,7 @@ import os
 import shutil
 import tempfile
 import time
+from datetime import UTC, datetime
 from pathlib import Path
 
 from torch.distributed import Store
@@ -16,6 +17,7 @@ from axonn_ext.launch import process
 from axonn_ext.launch.place import Process
 from axonn_ext.stores import file_name
 from axonn_ext.terminal.errors import TrainingError, UserError
+from axonn_ext.train.checkpoints import AUTO
 from axonn_ext.train.claim import CLAIM
 from axonn_ext.train.config import Config
 from axonn_ext.train.config_file import to_toml
@@ -84,6 +86,22 @@ def _check_folder(folder: Path, *, overwrite: bool) -> None:
         raise UserError(f"--out {folder}: cannot write in {existing}")
     # The folder may lie in a file system that is not on a disk, such as /proc, so it is tried out.
     os.rmdir(tempfile.mkdtemp(prefix=".axonn_ext_", dir=existing))
+
+
+def first_day(config: Config, folder: Path) -> str:
+    """Returns the date on which the run in a folder, or the one that it goes on with, began.
+
+    A run that begins now gets the date of UTC, which all hosts have.
+    """
+    resume = config.checkpoint.resume
+    path = folder if resume == AUTO else Path(resume)
+    for run in (path, *path.parents[:2]) if resume else ():  # a run, or a checkpoint in it
+        try:
+            if found := str(read_toml(run / CONFIG_FILE)["data"]["date"]):
+                return found
+        except (FileError, KeyError, TypeError):
+            continue
+    return datetime.now(UTC).date().isoformat()
 
 
 def folder_of_rank_0(store: Store, here: Process, folder: Path) -> Path:

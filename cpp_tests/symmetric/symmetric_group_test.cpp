@@ -177,7 +177,7 @@ TEST(SymmetricGroup, RanksOfSeveralHostsAllKnowIt) {
       const auto group = SymmetricGroup::rendezvous(options, store);
       EXPECT_FALSE(group->on_one_host());
       EXPECT_EQ(group->used_bytes(), 0);
-      expect_contains(group->obstacle(), {"rank 0", "is on another host than rank 2"});
+      expect_contains(group->obstacle(), {"on several hosts"});
       if (run == run_processes) {
         EXPECT_EQ(num_descriptors(), descriptors);
       }
@@ -258,7 +258,7 @@ TEST(SymmetricGroup, MissingRanksAreNamed) {
     for (const size_t rank : {0u, 2u}) {
       expect_contains(outcomes[rank].error,
                       {"rendezvous of group test: rank " + std::to_string(rank) +
-                       " found no address of ranks 1, 3 after 1 s (AXONN_TIMEOUT_SECONDS)"});
+                       " found no host of ranks 1, 3 after 1 s (AXONN_TIMEOUT_SECONDS)"});
       EXPECT_GE(outcomes[rank].seconds, 1);
     }
   }

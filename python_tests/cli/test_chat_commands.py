@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from datetime import date, datetime, tzinfo
 from pathlib import Path
 
 import pytest
@@ -143,6 +144,44 @@ def test_one_example_is_enough_and_unusable_ones_can_end_the_run(model, tmp_path
     assert finetune(model, data, tmp_path / "run") == 0
     assert finetune(model, data, tmp_path / "stop", "--data.on_unusable", "stop") == 2
     assert f"data.text: {data}, line 2: expected at least two tokens" in capsys.readouterr().err
+
+
+def test_a_resumed_run_tells_templates_the_day_on_which_it_began(
+    model, tmp_path, capsys, monkeypatch
+) -> None:
+    """Without that, a chat becomes other ids on another day."""
+    monkeypatch.setattr("axonn_ext.train.run_folder.datetime", SomeDay)
+    template = "{{ strftime_now('%d %b %Y') }}{{ messages[-1].content }}"
+    (model / "chat_template.jinja").write_text(
+        "{% generation %}" + template + "{% endgeneration %}"
+    )
+    data, run = write_lines(tmp_path / "chats.jsonl", CHATS[0]), tmp_path / "run"
+    read: list[date | None] = []
+    made = Prompts.__init__
+
+    def note(self: Prompts, *args: object, today: date | None = None, **options: object) -> None:
+        read.append(today)
+        made(self, *args, today=today, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Prompts, "__init__", note)
+    assert finetune(model, data, run) == 0
+    SomeDay.day += 1
+    for resume in ("auto", str(run / "checkpoints" / "step-00000002")):
+        read.clear()
+        assert finetune(model, data, run, "--resume", resume, "--overwrite") == 0
+        assert set(read) == {date(2020, 2, 3)}
+    assert finetune(model, data, run, "--data.date", "tomorrow", "--overwrite") == 2
+    assert "data.date: expected YYYY-MM-DD, got 'tomorrow'" in capsys.readouterr().err
+
+
+class SomeDay(datetime):
+    """A clock that stands still."""
+
+    day = 3
+
+    @classmethod
+    def now(cls, tz: tzinfo | None = None) -> datetime:
+        return datetime(2020, 2, cls.day, tzinfo=tz)
 
 
 def test_the_folder_with_which_a_run_began_is_gone(model, tmp_path, capsys, monkeypatch) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from datetime import datetime
+from datetime import date, datetime
 from pathlib import Path
 
 import pytest
@@ -117,8 +117,11 @@ def test_what_the_assistant_says_is_learned(name, line, tag, tmp_path) -> None:
     assert learned[len(opening) :].all() and not learned[: len(opening)][-1:].any()
 
 
-def rendered(template: str, *, special: dict[str, str] | None = None, **line: object) -> str:
-    templates = ChatTemplates(TokenizerFiles(special or {}, {"default": template}))
+def rendered(
+    template: str, *, special: dict[str, str] | None = None, today: date | None = None,
+    **line: object,
+) -> str:  # fmt: skip
+    templates = ChatTemplates(TokenizerFiles(special or {}, {"default": template}), today)
     return templates.text(Chat.of({"messages": MESSAGES} | line))
 
 
@@ -131,6 +134,7 @@ def test_a_template_is_told_what_a_line_has() -> None:
     )
     year = str(datetime.now().year)
     assert rendered("{{ strftime_now('%Y') }}") in (year, str(int(year) + 1))
+    assert rendered("{{ strftime_now('%d %b %Y') }}", today=date(2020, 2, 3)) == "03 Feb 2020"
     assert rendered("{{ messages[0] | tojson }}", messages=[SYSTEM]) == json.dumps(
         SYSTEM, ensure_ascii=False
     )

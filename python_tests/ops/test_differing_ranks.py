@@ -122,9 +122,9 @@ def test_ranks_that_differ_get_an_error_that_names_both_calls(pool, algorithm, k
         text = first["shape"]
         assert "all_gather_matmul a_shard=float32[4,4] gather_dim=0" in text
         assert (
-            f"called all_gather_matmul a_shard=float32[6,4] gather_dim=0 algorithm={algorithm}"
-            in text
-        )
+            "called all_gather_matmul a_shard=float32[6,4] (here a_shard=float32[4,4]) "
+            f"gather_dim=0 algorithm={algorithm} instead"
+        ) in text
     assert "requires_grad=a_shard" in first["gradient"]
     assert "requires_grad=b" in first["gradient of the own operand"]
 
@@ -182,6 +182,7 @@ def test_a_linear_of_ranks_that_differ_ends_on_every_rank(pool, algorithm):
         for message in errors:
             assert "linear_forward" in message, errors
             assert " waited for " in message or " calls linear_forward" in message, errors
+    assert any("(here x=float32[" in message for _, _, message in by_rank), "other rows on z"
     for errors in zip(*by_rank, strict=True):
         # Rank 0 shares no axis with rank 3: it hears that a rank in between has failed.
         assert any("called linear_forward" in m or "rank 0 calls" in m for m in errors[1:]), errors

@@ -3,6 +3,7 @@
 
 #include <cerrno>
 #include <cstdint>
+#include <map>
 #include <sstream>
 #include <stdexcept>
 #include <string>
@@ -39,9 +40,38 @@ inline std::string waited_for(const std::string& op, int64_t rank, int64_t peer,
          " of group " + group + ", which ";
 }
 
-// Follows waited_for() if the peer has made another call.
-inline std::string called_instead(const std::string& theirs) {
-  return "called " + theirs +
+// Returns `theirs`, with this rank's value behind each that differs, as in
+// "op x=float32[4,16] (here x=float32[6,16]) dim=0". Values have the form name=value; those that
+// only one of the calls has are marked as such.
+inline std::string described_next_to(const std::string& theirs, const std::string& own) {
+  const auto values_of = [](const std::string& call) {
+    std::map<std::string, std::string> values;
+    std::istringstream words(call);
+    for (std::string word; words >> word;) values[word.substr(0, word.find('='))] = word;
+    return values;
+  };
+  auto here = values_of(own);
+  std::istringstream words(theirs);
+  std::string word, text;
+  words >> text;
+  if (!here.contains(text)) return theirs;  // another op
+  while (words >> word) {
+    const auto found = here.extract(word.substr(0, word.find('=')));
+    text += ' ' + word;
+    if (found.empty()) {
+      text += " (not here)";
+    } else if (found.mapped() != word) {
+      text += " (here " + found.mapped() + ")";
+    }
+  }
+  here.erase(text.substr(0, text.find(' ')));
+  for (const auto& [name, value] : here) text += " (here also " + value + ")";
+  return text;
+}
+
+// Follows waited_for() if the peer has made another call than this rank's, `own`.
+inline std::string called_instead(const std::string& theirs, const std::string& own) {
+  return "called " + described_next_to(theirs, own) +
          " instead: all ranks of a group must make the same calls, in the same order, with equal "
          "shapes, dtypes, options, algorithms and requires_grad";
 }

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <exception>
+#include <functional>
 #include <thread>
 #include <utility>
 
@@ -13,13 +14,15 @@ namespace axonn::comm {
 std::string await_value(KeyValueStore& store, const std::string& key,
                         const std::function<void(std::chrono::duration<double>)>& check) {
   using Clock = std::chrono::steady_clock;
-  constexpr std::chrono::microseconds kLongestNap{10'000};
+  constexpr std::chrono::microseconds kShortNap{10'000}, kLongestNap{250'000};
   std::chrono::microseconds nap{50};
   const auto start = Clock::now();
   while (!store.has(key)) {
-    check(Clock::now() - start);
+    const auto waited = Clock::now() - start;
+    check(waited);
     std::this_thread::sleep_for(nap);
-    nap = std::min(2 * nap, kLongestNap);
+    const auto share = std::chrono::duration_cast<std::chrono::microseconds>(waited) / 20;
+    nap = std::min({2 * nap, std::max(share, kShortNap), kLongestNap});
   }
   return store.get(key);
 }
@@ -46,9 +49,7 @@ std::vector<std::string> Rendezvous::exchange(const std::string& what, const std
         if (const auto why = obstacle(peer); !why.empty() && !store_.has(key(what, peer))) {
           fail("waited for the " + what + " of rank " + std::to_string(peer) + ", which " + why);
         }
-        if (std::chrono::steady_clock::now() - start < options_.timeout) return;
-        fail("found no " + what + " of " + name_ranks(missing(what, peer)) + " " +
-             after_timeout(options_.timeout.count()));
+        check_time(what, peer, std::chrono::steady_clock::now() - start);
       }));
     }
   } catch (const CommunicationError&) {
@@ -59,9 +60,37 @@ std::vector<std::string> Rendezvous::exchange(const std::string& what, const std
   return values;
 }
 
+// Equal values are counted under a hash. The last rank that comes sees whether all have counted
+// there.
+bool Rendezvous::all_say(const std::string& what, const std::string& value) {
+  const auto equal = prefix_ + what + "/equal/" + std::to_string(std::hash<std::string>{}(value));
+  const auto answer = prefix_ + what + "/answer";
+  try {
+    store_.set(key(what, options_.rank), value);  // for messages
+    store_.add(equal, 1);
+    if (store_.add(prefix_ + what + "/came", 1) == options_.size) {
+      store_.set(answer, store_.add(equal, 0) == options_.size ? "yes" : "no");
+    }
+    return await_value(store_, answer, [&](auto waited) { check_time(what, 0, waited); }) == "yes";
+  } catch (const CommunicationError&) {
+    throw;
+  } catch (const std::exception& error) {
+    throw lost_store(where(), error);
+  }
+}
+
+void Rendezvous::check_time(const std::string& what, int64_t first,
+                            std::chrono::duration<double> waited) {
+  if (waited < options_.timeout) return;
+  const auto absent = missing(what, first);
+  if (absent.empty() && waited < 2 * options_.timeout) return;  // the answer is on its way
+  fail("found no " + what + " of " + name_ranks(absent) + " " +
+       after_timeout(options_.timeout.count()));
+}
+
 std::vector<int64_t> Rendezvous::missing(const std::string& what, int64_t first) {
-  std::vector<int64_t> ranks{first};
-  for (int64_t peer = first + 1; peer < options_.size; ++peer) {
+  std::vector<int64_t> ranks;
+  for (int64_t peer = first; peer < options_.size; ++peer) {
     if (!store_.has(key(what, peer))) ranks.push_back(peer);
   }
   return ranks;

@@ -12,7 +12,8 @@
 namespace axonn::comm {
 
 // Returns the value of `key` once it is set. It polls, less and less often: a store's own get would
-// wait for as long as the store's timeout, and keep its connection from other threads. `check` is
+// wait for as long as the store's timeout, and keep its connection from other threads. A wait of
+// seconds polls a few times per second, as thousands of ranks may wait at one store. `check` is
 // called between two polls with the time waited so far, and ends the wait by throwing.
 std::string await_value(KeyValueStore& store, const std::string& key,
                         const std::function<void(std::chrono::duration<double>)>& check);
@@ -41,9 +42,15 @@ class Rendezvous {
       const std::string& what, const std::string& value,
       const Obstacle& obstacle = [](int64_t) { return ""; });
 
+  // Returns whether all ranks give the same value of `what`; collective. A rank uses the store a
+  // few times, whatever the size of the group. Throws as above.
+  bool all_say(const std::string& what, const std::string& value);
+
  private:
   std::string key(const std::string& what, int64_t rank) const;
   // Returns the ranks that have not set `what`, from rank `first` on.
+  // Throws the error about those ranks once the time is up.
+  void check_time(const std::string& what, int64_t first, std::chrono::duration<double> waited);
   std::vector<int64_t> missing(const std::string& what, int64_t first);
   std::string where() const;  // the beginning of messages
   [[noreturn]] void fail(const std::string& problem) const;

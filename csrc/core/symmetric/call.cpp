@@ -132,7 +132,8 @@ void Call::compare_with(int64_t peer) {
   const auto& pad = group_.pad(peer);
   wait_for(peer, pad.started, epoch_, "has not started this call");
   if (const auto& theirs = pad.signature[epoch_ % kNumHalves]; theirs != signature_) {
-    group_.fail_wait(signature_.describe(), peer, called_instead(theirs.describe()));
+    const auto own = signature_.describe();
+    group_.fail_wait(own, peer, called_instead(theirs.describe(), own));
   }
   checked_[peer] = true;
 }

@@ -21,20 +21,16 @@ struct SymmetricGroup::Address {
   uint64_t nonce;
   int64_t arena_bytes;
   Epoch first_epoch;
-  std::string host;
 
   std::string encode() const {
     std::ostringstream out;
-    out << pid << ' ' << fd << ' ' << nonce << ' ' << arena_bytes << ' ' << first_epoch << ' '
-        << host;
+    out << pid << ' ' << fd << ' ' << nonce << ' ' << arena_bytes << ' ' << first_epoch;
     return out.str();
   }
   static Address decode(const std::string& text) {
     Address address{};
     std::istringstream in(text);
     in >> address.pid >> address.fd >> address.nonce >> address.arena_bytes >> address.first_epoch;
-    in.ignore(1);
-    std::getline(in, address.host);
     return address;
   }
 };
@@ -90,6 +86,10 @@ std::unique_ptr<SymmetricGroup> SymmetricGroup::rendezvous(const GroupOptions& o
   std::unique_ptr<SymmetricGroup> group(new SymmetricGroup(options));
   Rendezvous ranks({options.name, options.rank, options.size, options.timeout, options.label},
                    store);
+  if (!ranks.all_say("host", options.host)) {
+    group->obstacle_ = "its ranks are on several hosts";
+    return group;
+  }
   // From here on, this rank answers every question of its peers even if something fails, because
   // they wait for it.
   std::optional<SharedSegment> own;
@@ -103,8 +103,7 @@ std::unique_ptr<SymmetricGroup> SymmetricGroup::rendezvous(const GroupOptions& o
                             .fd = own ? own->fd() : -1,
                             .nonce = own ? own->nonce() : 0,
                             .arena_bytes = group->arena_bytes(),
-                            .first_epoch = options.first_epoch,
-                            .host = options.host};
+                            .first_epoch = options.first_epoch};
   std::vector<Address> addresses;
   for (const auto& text : ranks.exchange("address", own_address.encode())) {
     addresses.push_back(Address::decode(text));
@@ -138,7 +137,7 @@ std::unique_ptr<SymmetricGroup> SymmetricGroup::rendezvous(const GroupOptions& o
 // Every rank sees all addresses, so all of them throw.
 void SymmetricGroup::check_layouts(const std::vector<Address>& addresses) const {
   for (int64_t peer = 0; peer < size(); ++peer) {
-    const auto& [pid, fd, nonce, bytes, first_epoch, host] = addresses[peer];
+    const auto& [pid, fd, nonce, bytes, first_epoch] = addresses[peer];
     const auto& first = addresses[0];
     if (bytes == first.arena_bytes && first_epoch == first.first_epoch) continue;
     throw CommunicationError(
@@ -155,20 +154,17 @@ void SymmetricGroup::watch_ranks(const std::vector<Address>& addresses) {
   watches_.resize(addresses.size());
   for (size_t peer = 0; peer < addresses.size(); ++peer) {
     const auto pid = static_cast<pid_t>(addresses[peer].pid);
-    if (addresses[peer].host == options_.host && pid != getpid()) watches_[peer].emplace(pid);
+    if (pid != getpid()) watches_[peer].emplace(pid);
   }
 }
 
-// Returns the reason if arenas cannot be mapped: a rank is on another host, in another container or
-// of another user, and /proc does not give access to its memory; or its host only looks like this
-// one; or there is a limit on address space.
+// Returns the reason if arenas cannot be mapped: a rank is in another container or of another user,
+// and /proc does not give access to its memory; or its host only looks like this one; or there is a
+// limit on address space.
 std::string SymmetricGroup::map_arenas(const std::vector<Address>& addresses,
                                        std::optional<SharedSegment>& own) {
   for (int64_t peer = 0; peer < size(); ++peer) {
     const auto& address = addresses[peer];
-    if (address.host != options_.host) {
-      return "is on another host than rank " + std::to_string(peer);
-    }
     if (address.fd < 0) return "";  // that rank reports why it has no arena
     const auto pid = static_cast<pid_t>(address.pid);
     try {

@@ -4,6 +4,21 @@
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 namespace axonn::ops {
+namespace {
+
+// What ranks leave in the store for each comparison, in addition to each rank's own mark.
+constexpr const char* kFirst = "first";    // the call of the first rank
+constexpr const char* kEqual = "equal";    // counts the ranks that make that call
+constexpr const char* kAnswer = "answer";  // that call once all make it, or one that differs
+
+// A rank and its call, as one text.
+std::string text_of(int64_t rank, const std::string& call) {
+  return std::to_string(rank) + " " + call;
+}
+
+std::string call_of(const std::string& text) { return text.substr(text.find(' ') + 1); }
+
+}  // namespace
 
 Agreement::Agreement(const Group& group, const comm::CallSignature& call)
     : group_(group), signature_(call) {
@@ -24,11 +39,34 @@ Agreement::Agreement(const Group& group, const comm::CallSignature& call)
   }
   mailbox_.emplace(group, c10d::resolve_process_group(group.name)->getStore(), calls.prefix, op(),
                    calls.timeout_seconds, call_number_);
-  mailbox_->post(key(number_, group.rank), call.describe());
+  publish();
 }
 
-std::string Agreement::key(int64_t number, int64_t rank) {
-  return "call/" + std::to_string(number) + "/" + std::to_string(rank);
+// The first rank's call is what the others compare theirs with. Whoever differs tells all; if
+// nobody does, the last one that comes does.
+void Agreement::publish() {
+  const auto own = text_of(group_.rank, signature_.describe());
+  mailbox_->mark(here(number_, group_.rank));
+  first_ = mailbox_->first(key(number_, kFirst), own);
+  if (call_of(first_) != call_of(own)) {
+    mailbox_->first(key(number_, kAnswer), own);
+  } else if (mailbox_->count(key(number_, kEqual)) == group_.size) {
+    mailbox_->first(key(number_, kAnswer), first_);
+    // Every peer has begun this call, so each is done with the one before.
+    for (const char* what : {kFirst, kEqual, kAnswer}) forget(what);
+  }
+}
+
+void Agreement::forget(const std::string& what) {
+  if (number_ > 0) mailbox_->take_back(key(number_ - 1, what));
+}
+
+std::string Agreement::key(int64_t number, const std::string& what) {
+  return "call/" + std::to_string(number) + "/" + what;
+}
+
+std::string Agreement::here(int64_t number, int64_t rank) {
+  return key(number, std::to_string(rank));
 }
 
 void Agreement::reach() {
@@ -38,14 +76,17 @@ void Agreement::reach() {
   }
   if (!mailbox_) return;
   const auto own = signature_.describe();
-  for (int64_t peer = 0; peer < group_.size; ++peer) {
-    const auto theirs = mailbox_->read(key(number_, peer), peer);
-    if (theirs == own) continue;
-    throw comm::CommunicationError(comm::waited_for(own, group_.rank, peer, group_.label()) +
-                                   comm::called_instead(theirs));
+  auto theirs = first_;
+  if (call_of(theirs) == own) {
+    theirs =
+        mailbox_->read(key(number_, kAnswer), [&](int64_t peer) { return here(number_, peer); });
   }
-  // Every peer has posted this call, so each has read the one before.
-  if (number_ > 0) mailbox_->take_back(key(number_ - 1, group_.rank));
+  if (call_of(theirs) != own) {
+    throw comm::CommunicationError(
+        comm::waited_for(own, group_.rank, std::stoll(theirs), group_.label()) +
+        comm::called_instead(call_of(theirs), own));
+  }
+  forget(std::to_string(group_.rank));
   mailbox_.reset();
   const std::lock_guard lock(group_.compared->mutex);
   group_.compared->known.insert(own);

@@ -5,8 +5,9 @@
 // peers' calls right before the first collective on a group, so ranks that multiply first do not
 // wait for each other before that. Ranks that share memory compare every call through that memory,
 // as the fused ops do, and number it together with theirs. Other ranks compare, through the c10d
-// store, the first call of each signature, and every call under AXONN_DEBUG_COLLECTIVES. A call
-// that is known costs a look into a table.
+// store, the first call of each signature, and every call under AXONN_DEBUG_COLLECTIVES, with a few
+// operations of the store per rank, whatever the size of the group. A call that is known costs a
+// look into a table.
 #pragma once
 
 #include <array>
@@ -54,13 +55,17 @@ class Agreement {
   int64_t call_number() const { return call_number_; }
 
  private:
-  static std::string key(int64_t number, int64_t rank);
+  void publish();
+  void forget(const std::string& what);  // of the comparison before
+  static std::string key(int64_t number, const std::string& what);
+  static std::string here(int64_t number, int64_t rank);  // the mark of a rank that has come
 
   const Group& group_;
   comm::CallSignature signature_;
   std::optional<comm::Call> call_;  // in shared memory
   std::optional<Mailbox> mailbox_;  // through the store
   int64_t number_ = 0;              // of the comparison in the store
+  std::string first_;               // the rank that came first in it, and its call
   int64_t call_number_ = 0;
 };
 

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstdint>
+#include <functional>
 #include <optional>
 #include <thread>
 #include <utility>
@@ -46,6 +48,20 @@ void Mailbox::post(const std::string& name, const std::string& text) {
   own_.insert(name);
 }
 
+void Mailbox::mark(const std::string& name) {
+  in_store([&] { store_->set(key(name), std::string(1, kText)); });
+}
+
+std::string Mailbox::first(const std::string& name, const std::string& text) {
+  return in_store([&] {
+    return store_->compareSet(key(name), /*currentValue=*/std::string(), kText + text).substr(1);
+  });
+}
+
+int64_t Mailbox::count(const std::string& name) {
+  return in_store([&] { return store_->add(key(name), 1); });
+}
+
 void Mailbox::take_back(const std::string& name) {
   in_store([&] { store_->deleteKey(key(name)); });
 }
@@ -68,6 +84,16 @@ bool Mailbox::posted(const std::vector<std::string>& names) {
 
 std::string Mailbox::read(const std::string& name, int64_t peer) {
   wait(name, peer);
+  return text_of(name, peer);
+}
+
+std::string Mailbox::read(const std::string& name, const NameOfRank& mark) {
+  const auto absent = [&] { return first_absent(mark); };
+  wait_until_posted(name, absent);
+  return text_of(name, /*peer=*/0);
+}
+
+std::string Mailbox::text_of(const std::string& name, int64_t peer) {
   const auto value = in_store([&] { return store_->get_to_str(key(name)); });
   if (value.empty() || value.front() != kText) {
     refuse(name, peer, "failed: " + value.substr(std::min<size_t>(1, value.size())));
@@ -75,34 +101,61 @@ std::string Mailbox::read(const std::string& name, int64_t peer) {
   return value.substr(1);
 }
 
-// Polls instead of blocking in the store, because the store's connection is shared with other
-// threads and because a peer that went on has to be noticed.
 void Mailbox::wait(const std::string& name, int64_t peer) {
+  wait_until_posted(name, [peer] { return peer; });
+}
+
+// Halves the ranks that may be the first without a mark, so that a large group costs few looks.
+int64_t Mailbox::first_absent(const NameOfRank& mark) {
+  int64_t begin = 0, end = group_.size;
+  while (begin < end) {
+    const int64_t middle = begin + (end - begin) / 2;
+    std::vector<std::string> marks;
+    for (int64_t rank = begin; rank <= middle; ++rank) marks.push_back(mark(rank));
+    if (posted(marks)) {
+      begin = middle + 1;
+    } else {
+      end = middle;
+    }
+  }
+  return begin < group_.size ? begin : (group_.rank + 1) % group_.size;
+}
+
+// Polls instead of blocking in the store, because the store's connection is shared with other
+// threads and because a peer that went on has to be noticed. A long wait polls less often, and
+// looks again whom it is for each time it has doubled.
+void Mailbox::wait_until_posted(const std::string& name, const std::function<int64_t()>& peer) {
   using Clock = std::chrono::steady_clock;
-  constexpr std::chrono::microseconds kMaxNap{2000};
-  std::chrono::microseconds nap{20};
+  using std::chrono::microseconds;
+  constexpr microseconds kMaxNap{100'000};
+  constexpr int kPolls = 20;  // naps are a share of the time that has passed
+  microseconds nap{20};
   const auto start = Clock::now();
+  Clock::duration next_note = comm::kNotedAfter;
   std::optional<comm::NotedWait> noted;
   while (!posted({name})) {
-    const auto now = Clock::now();
-    const double elapsed = std::chrono::duration<double>(now - start).count();
-    if (!noted && now - start > comm::kNotedAfter) {
+    const auto elapsed = Clock::now() - start;
+    if (elapsed > next_note) {
+      noted.reset();
       noted.emplace(comm::Wait{.group = group_.name,
                                .axis = group_.label(),
                                .call = topic_,
                                .number = call_number_,
-                               .peers = {peer},
+                               .peers = {peer()},
                                .what = "has not come to this call",
                                .since = start});
+      next_note = 2 * elapsed;
     }
-    std::string obstacle = group_.shared != nullptr ? group_.shared->obstacle_to_answer(peer) : "";
-    if (obstacle.empty() && elapsed > timeout_seconds_) {
+    std::string obstacle =
+        group_.shared != nullptr ? group_.shared->obstacle_to_answer(peer()) : "";
+    if (obstacle.empty() && std::chrono::duration<double>(elapsed).count() > timeout_seconds_) {
       obstacle = "has not answered " + comm::after_timeout(timeout_seconds_);
     }
     // The peer may have posted it right before it ended or went on; that is no error.
-    if (!obstacle.empty() && !posted({name})) refuse(name, peer, obstacle);
+    if (!obstacle.empty() && !posted({name})) refuse(name, peer(), obstacle);
     std::this_thread::sleep_for(nap);
-    nap = std::min(2 * nap, kMaxNap);
+    const auto share = std::chrono::duration_cast<microseconds>(elapsed) / kPolls;
+    nap = std::min({2 * nap, std::max(share, microseconds{2000}), kMaxNap});
   }
 }
 

@@ -4,6 +4,8 @@
 // say what was waited for.
 #pragma once
 
+#include <cstdint>
+#include <functional>
 #include <set>
 #include <string>
 #include <torch/csrc/distributed/c10d/Store.hpp>
@@ -23,6 +25,12 @@ class Mailbox {
 
   // Posts the text. When it returns, every rank that looks finds the text.
   void post(const std::string& name, const std::string& text);
+  // Posts a mark without a text, which peers may find a little later.
+  void mark(const std::string& name);
+  // Returns the text that the first rank to call this gave, which stays.
+  std::string first(const std::string& name, const std::string& text);
+  // Returns how many ranks have counted under this name, with this one.
+  int64_t count(const std::string& name);
   // Deletes a text that no peer will read any more.
   void take_back(const std::string& name);
   // Waits until `peer` has posted `name`, or has posted a failure under it. Throws
@@ -32,6 +40,10 @@ class Mailbox {
   // Returns what `peer` posts, after waiting for it. Also throws CommunicationError if the peer
   // posted a failure.
   std::string read(const std::string& name, int64_t peer);
+  // Returns the text that one of the ranks posts once all have come; until then, `mark` names what
+  // each rank marks when it comes. Throws as above, naming the first rank that has not come.
+  using NameOfRank = std::function<std::string(int64_t)>;
+  std::string read(const std::string& name, const NameOfRank& mark);
   // Returns whether all of them have been posted.
   bool posted(const std::vector<std::string>& names);
   // Makes every peer that reads one of `names` that this rank has not posted get an error with
@@ -45,6 +57,10 @@ class Mailbox {
   // CommunicationError.
   template <typename Ask>
   auto in_store(Ask&& ask) const;
+  // Waits for `name`; `peer()` is the rank that it waits for at the moment.
+  void wait_until_posted(const std::string& name, const std::function<int64_t()>& peer);
+  int64_t first_absent(const NameOfRank& mark);
+  std::string text_of(const std::string& name, int64_t peer);
   [[noreturn]] void refuse(const std::string& name, int64_t peer, const std::string& why) const;
 
   const Group& group_;

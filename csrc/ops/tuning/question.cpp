@@ -35,9 +35,9 @@ void check_answer(const Tunable& call, const Answer& answer) {
   const auto where =
       op_of(call) + ": rank " + std::to_string(call.group.rank) + " of group " + call.group.label();
   if (answer.asked != call.signature.text()) {
-    throw comm::CommunicationError(where + " calls " + call.signature.text() +
-                                   " but rank 0 calls " + answer.asked +
-                                   ": algorithm='auto' needs equal shapes and dtypes on all ranks");
+    const auto& own = call.signature.text();
+    throw comm::CommunicationError(comm::waited_for(own, call.group.rank, 0, call.group.label()) +
+                                   comm::called_instead(answer.asked, own));
   }
   const auto refuse = [&](const std::string& name) {
     if (!call.alternatives.knows(name)) {
