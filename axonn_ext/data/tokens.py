@@ -19,7 +19,11 @@ class Tokens(Protocol):
     name: str  # for messages
     num_tokens: int
     num_documents: int
-    shelf: Shelf | None  # for tables of orders of the documents
+
+    @property
+    def shelf(self) -> Shelf | None:
+        """Where tables of the orders of the documents are kept."""
+        ...
 
     def read(self, start: int, count: int) -> TokenArray:
         """Returns the tokens start .. start + count - 1. Raises ValueError if a file is damaged."""
