@@ -11,18 +11,33 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 
-def of_first_rank(value: Any, group: ProcessGroup | None = None) -> Any:
-    """Returns, on every rank, the value of the first rank of the group; default of rank 0.
+def of_first_rank(value: Any, group: ProcessGroup | None = None, *, rank: int = 0) -> Any:
+    """Returns, on every rank, the value of the first rank of the group, or of another one.
 
-    value: what JSON has. Collectives: two broadcasts.
+    value: what JSON has. group: default all ranks. Collectives: two broadcasts.
     """
     own = _text(value, group)
     size = torch.tensor([own.numel()], device=own.device)
-    dist.broadcast(size, group=group, group_src=0)
-    if dist.get_rank(group) != 0:
+    dist.broadcast(size, group=group, group_src=rank)
+    if dist.get_rank(group) != rank:
         own = own.new_empty(int(size))
-    dist.broadcast(own, group=group, group_src=0)
+    dist.broadcast(own, group=group, group_src=rank)
     return _value(own)
+
+
+def first_failure(error: str | None, group: ProcessGroup | None = None) -> tuple[int, str] | None:
+    """Returns, on every rank, the first rank of the group with an error, and the error.
+
+    None if no rank has one. Collectives: an all-reduce of a number; after an error, two broadcasts.
+    """
+    size = dist.get_world_size(group)
+    first = torch.tensor(
+        [size if error is None else dist.get_rank(group)],
+        device=device_type(group or dist.group.WORLD),
+    )
+    dist.all_reduce(first, op=dist.ReduceOp.MIN, group=group)
+    rank = int(first)
+    return None if rank == size else (rank, str(of_first_rank(error, group, rank=rank)))
 
 
 def of_all_ranks(value: Any, group: ProcessGroup | None = None) -> list[Any]:

@@ -11,14 +11,14 @@ from axonn_ext.grid import Grid
 from axonn_ext.models.transformer import Transformer
 from axonn_ext.pipeline.failures import PipelineError
 from axonn_ext.pipeline.models import Layer, Loss, ModuleStages, StagedModel, TransformerStages
-from axonn_ext.rank_values import of_all_ranks
+from axonn_ext.rank_values import first_failure
 from axonn_ext.spec.pipeline import split_layers
 from axonn_ext.spec.pipeline_options import PipelineOptions
 from axonn_ext.spec.stages import Stages
 
 
 def on_all_ranks(make: Callable[[], StagedModel]) -> StagedModel:
-    """Returns what `make` returns, if it raises on no rank. Collectives: an all-gather."""
+    """Returns what `make` returns, if it raises on no rank. Collectives: those of first_failure."""
     made: StagedModel | None = None
     error: Exception | None = None
     try:
@@ -26,12 +26,11 @@ def on_all_ranks(make: Callable[[], StagedModel]) -> StagedModel:
     except Exception as failure:  # the functions that make layers are the user's
         error = failure
     text = None if error is None else f"{type(error).__name__}: {error}"
-    found = of_all_ranks(text) if dist.get_world_size() > 1 else [text]
+    found = first_failure(text) if dist.get_world_size() > 1 else None
     if error is not None:
         raise error
-    for rank, text in enumerate(found):
-        if text is not None:
-            raise PipelineError(f"rank {rank}: {text}")
+    if found is not None:
+        raise PipelineError(f"rank {found[0]}: {found[1]}")
     assert made is not None
     return made
 

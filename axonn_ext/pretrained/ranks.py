@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -9,22 +10,21 @@ from axonn_ext import meeting
 from axonn_ext.grid import Grid
 from axonn_ext.inputs.digests import digest_of_files
 from axonn_ext.inputs.errors import InputError
-from axonn_ext.rank_values import of_all_ranks
+from axonn_ext.rank_values import first_failure
 
 
 def agree(grid: Grid, error: Exception | None) -> None:
     """Raises the error of this rank, or that of another one, so that no rank waits for it.
 
-    Collectives: an all-gather of the errors.
+    Collectives: those of first_failure.
     """
-    own = None if error is None else [isinstance(error, ValueError), str(error)]
-    found = of_all_ranks(own) if grid.world_size > 1 else [own]
+    own = None if error is None else json.dumps([isinstance(error, ValueError), str(error)])
+    found = first_failure(own) if grid.world_size > 1 else None
     if error is not None:
         raise error
-    for rank, failure in enumerate(found):
-        if failure is not None:
-            is_input, text = failure
-            raise (InputError if is_input else RuntimeError)(f"rank {rank}: {text}")
+    if found is not None:
+        rank, (is_input, text) = found[0], json.loads(found[1])
+        raise (InputError if is_input else RuntimeError)(f"rank {rank}: {text}")
 
 
 def compare_files(grid: Grid, files: Sequence[Path], *, what: str, **values: object) -> None:

@@ -6,12 +6,13 @@ import math
 from collections.abc import Callable
 
 import torch
-import torch.distributed as dist
 from torch import nn
 
+from axonn_ext.grid import Grid
 from axonn_ext.inputs.errors import first_of
 from axonn_ext.optim import LossScaler
 from axonn_ext.rank_values import of_all_ranks
+from axonn_ext.spec.grid import COMMUNICATING
 from axonn_ext.terminal.errors import TrainingError
 from axonn_ext.train.config import Config
 from axonn_ext.zero import shards_of
@@ -24,6 +25,7 @@ class NonFinite:
 
     say: shows a line to the user, on rank 0. scaler: of a run in fp16, whose gradients overflow now
     and then: such a step is skipped whatever was asked for, unless the scale cannot fall any more.
+    grid: of the ranks whose gradients are looked at; None: this rank alone.
     """
 
     def __init__(
@@ -32,17 +34,18 @@ class NonFinite:
         module: nn.Module,
         say: Callable[[str], None] | None,
         scaler: LossScaler | None = None,
+        grid: Grid | None = None,
     ) -> None:
         self._config, self._module, self._say = config, module, say
-        self._scaler = scaler
+        self._scaler, self._grid = scaler, grid
         self._in_a_row = 0
         self.num_skipped = 0
 
     def is_fine(self, step: int, loss: float, norm: float) -> bool:
         """Returns whether the step's gradients are to be used. All ranks have the same numbers.
 
-        Collectives, if they are not finite: an all-gather of names. Raises TrainingError where the
-        run is to end.
+        Collectives, if they are not finite: an all-gather of names along each axis. Raises
+        TrainingError where the run is to end.
         """
         advice = f"a lower optim.lr (now {self._config.optim.lr:g}), more optim.warmup_steps"
         if self._scaler is not None and math.isfinite(loss):
@@ -83,17 +86,25 @@ class NonFinite:
             )
 
     def _names(self) -> list[str]:
-        """Returns the parameters whose gradient is not finite on some rank, in their order."""
+        """Returns the parameters whose gradient is not finite on some rank.
+
+        Those of a stage are in their order, after those of the stages before it.
+        """
         mine = {
             name: p.grad is not None and not bool(torch.isfinite(p.grad).all())
             for name, p in self._module.named_parameters()
         }
         mine |= dict.fromkeys(self._names_in_parts(), True)
-        found = [mine]
-        if dist.is_initialized() and dist.get_world_size() > 1:
-            found = of_all_ranks(mine)
-        every = dict.fromkeys(name for names in found for name in names)
-        return [name for name in every if any(names.get(name) for names in found)]
+        found = [name for name, is_found in mine.items() if is_found]
+        if self._grid is None:
+            return found
+        for axis in COMMUNICATING:  # one after the other, so that no rank holds those of all
+            if self._grid.size(axis) == 1:
+                continue
+            of_axis = of_all_ranks(found, self._grid.group(axis))
+            union = dict.fromkeys(name for names in of_axis for name in names)
+            found = [*union] if axis == "pipe" else [name for name in mine if name in union]
+        return found
 
     def _names_in_parts(self) -> list[str]:
         """Returns the parameters of which this rank's part of the sum (ZeRO) is not finite."""

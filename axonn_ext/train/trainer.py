@@ -94,7 +94,7 @@ class Trainer:
         self._stop = stop
         self._done = 0  # steps
         self._first_step_done = (0, 0.0)  # the first step of this process, and when it ended
-        self._nonfinite = NonFinite(config, model.module, say, self._scaler)
+        self._nonfinite = NonFinite(config, model.module, say, self._scaler, grid)
         self._make_exposure = partial(
             Exposure, grid, model.orchestrator, profile=profile, device=job.device,
             waited_for_messages=lambda: model.waited_seconds,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import re
-from pathlib import Path
 
 import pytest
 import torch
@@ -73,8 +72,8 @@ def test_a_run_that_does_not_recover_ends(tmp_path, monkeypatch) -> None:
         train_here(tmp_path / "run", train__on_nonfinite="skip", train__steps=20)
 
 
-def names_on(folder: Path) -> str:
-    grid = grid_of(GridShape(1, 1, 2))
+def names_on(shape: GridShape) -> str:
+    grid = grid_of(shape)
     model = nn.ModuleDict(
         {name: Linear(8, 8, role="expand", grid=grid, bias=False) for name in "abc"}
     )
@@ -84,7 +83,8 @@ def names_on(folder: Path) -> str:
         model["b"].weight.grad[0, 0] = math.nan
     norm = clip_grad_norm_(model, 0.1)
     assert model["a"].weight.grad.flatten()[0] == 1, "not scaled"
-    fine = NonFinite(load_config(None, overrides=(Override("train.steps", "1"),)), model, None)
+    config = load_config(None, overrides=(Override("train.steps", "1"),))
+    fine = NonFinite(config, model, None, grid=grid)
     try:
         fine.is_fine(1, 2.0, float(norm))
     except TrainingError as error:
@@ -92,7 +92,8 @@ def names_on(folder: Path) -> str:
     return "fine"
 
 
-def test_what_one_rank_has_is_named_on_all(pool, tmp_path) -> None:
-    messages = pool(2).run(names_on, tmp_path)
+@pytest.mark.parametrize("shape", [GridShape(1, 1, 2), GridShape(1, 2, 1, data=2)])
+def test_what_one_rank_has_is_named_on_all(pool, shape) -> None:
+    messages = pool(shape.size).run(names_on, shape)
     want = "step 1: loss 2.0, gradient norm nan: not finite in the gradient of b.weight; try"
     assert all(message.startswith(want) for message in messages), messages
