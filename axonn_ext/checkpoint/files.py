@@ -58,11 +58,17 @@ def write_tensors(
     try:
         with open_new(path) as file:
             file.write(len(text).to_bytes(8, "little") + text)
+            waiting = 0
             for part in _parts(tensors[name] for name in names):
                 file.write(part)
-                file.flush()
-                os.fsync(file.fileno())  # so that the disk works from now on, and no call is long
+                waiting += len(part)
+                if waiting >= _PART_BYTES:  # so that the disk works early, and no call takes long
+                    file.flush()
+                    os.fsync(file.fileno())
+                    waiting = 0
                 beat()
+            file.flush()
+            os.fsync(file.fileno())
     except OSError as error:
         raise OSError(f"{path}: {error.strerror or error}") from None
     starts = {name: 8 + len(text) + begin for name, begin in zip(names, ends, strict=False)}

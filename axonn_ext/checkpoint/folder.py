@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -60,7 +61,7 @@ class CheckpointFolder:
         """
         for old in self.root.glob(".step-*.replaced.partial"):
             path = old.with_name(old.name.removeprefix(".").partition(".")[0])
-            if (old / MANIFEST).is_file() and not path.exists():
+            if (old / MANIFEST).is_file() and not os.path.lexists(path):
                 old.rename(path)
 
     def mark_latest(self, step: int) -> None:
