@@ -2,58 +2,108 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import math
 import mmap
 import os
 import shutil
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor
 
 from axonn_ext.checkpoint.errors import CheckpointError
-from axonn_ext.checkpoint.manifest import DTYPES, EXTENT_BYTES, Block, Manifest, StoredFile
+from axonn_ext.checkpoint.layout import MOST, Block
+from axonn_ext.checkpoint.manifest import (
+    EXTENT_BYTES,
+    Manifest,
+    StoredFile,
+    block_key,
+    dtype_name,
+    index_name,
+)
 from axonn_ext.inputs.errors import first_of
 from axonn_ext.inputs.files import open_new
 
+_PART_BYTES = 256 << 20  # of a file that are written at a time
+
 
 def write_tensors(
-    path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None
-) -> tuple[StoredFile, dict[str, int]]:
+    path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None, *,
+    beat: Callable[[], None] = lambda: None,
+) -> StoredFile:  # fmt: skip
     """Writes contiguous CPU tensors to a safetensors file, and has them on the disk at the end.
 
-    Returns the file's size and checksums, and the byte at which each tensor begins. The checksums
-    are those of the file as it can be read. Raises OSError.
+    The checksums are those of the file as it can be read. beat: called now and then. Raises
+    OSError.
     """
+    header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
+    # In this order each begins at a multiple of its width.
+    names = sorted(tensors, key=lambda name: (-tensors[name].itemsize, name))
+    ends = list(itertools.accumulate((tensors[name].nbytes for name in names), initial=0))
+    for name, begin, end in zip(names, ends, ends[1:], strict=False):
+        tensor = tensors[name]
+        header[name] = {
+            "dtype": _code(tensor.dtype),
+            "shape": list(tensor.shape),
+            "data_offsets": [begin, end],
+        }
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
     try:
-        save_file(dict(tensors), path, metadata=dict(metadata) if metadata else None)
-    except Exception as error:  # safetensors' own, whose text has the reason
-        raise OSError(f"{path}: {error}") from None
-    # safetensors lets nobody else read it. Whoever may use the folder may use the file.
-    path.chmod(path.parent.stat().st_mode & 0o666)
-    with path.open("rb") as file:
-        os.fsync(file.fileno())
-        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-            starts = _starts(data)
-            return StoredFile(len(data), tuple(_checksums(data))), starts
+        with open_new(path) as file:
+            file.write(len(text).to_bytes(8, "little") + text)
+            waiting = 0
+            for part in _parts(tensors[name] for name in names):
+                file.write(part)
+                waiting += len(part)
+                if waiting >= _PART_BYTES:  # so that the disk works early, and no call takes long
+                    file.flush()
+                    os.fsync(file.fileno())
+                    waiting = 0
+                beat()
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        raise OSError(f"{path}: {error.strerror or error}") from None
+    starts = {name: 8 + len(text) + begin for name, begin in zip(names, ends, strict=False)}
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        return StoredFile(len(data), tuple(_checksums(data, beat)), starts)
 
 
-def _starts(data: mmap.mmap) -> dict[str, int]:
-    """Returns the byte at which each tensor of a safetensors file begins."""
-    size = int.from_bytes(data[:8], "little")
-    header = json.loads(data[8 : 8 + size])
-    header.pop("__metadata__", None)
-    return {name: 8 + size + entry["data_offsets"][0] for name, entry in header.items()}
+def _code(dtype: torch.dtype) -> str:
+    """Returns the name of a dtype in safetensors."""
+    name = dtype_name(dtype)
+    codes = {"bfloat16": "BF16", "bool": "BOOL"}
+    return codes.get(name) or f"{name[0].upper()}{8 * dtype.itemsize}"
 
 
-def _checksums(data: mmap.mmap) -> Iterator[int]:
+def _parts(tensors: Iterable[Tensor]) -> Iterator[bytearray | memoryview]:
+    """Yields the bytes of the tensors, small ones together, in parts of at most _PART_BYTES."""
+    small = bytearray()
+    for tensor in tensors:
+        content = tensor.detach().reshape(-1).view(torch.uint8).numpy().data
+        if len(small) + len(content) <= _PART_BYTES // 16:
+            small += content
+            continue
+        if small:
+            yield small
+            small = bytearray()
+        for start in range(0, len(content), _PART_BYTES):
+            yield content[start : start + _PART_BYTES]
+    yield small
+
+
+def _checksums(data: mmap.mmap, beat: Callable[[], None]) -> Iterator[int]:
     with memoryview(data) as view:
         for start in range(0, len(data), EXTENT_BYTES):
             yield zlib.crc32(view[start : start + EXTENT_BYTES])
+            beat()
 
 
 def write_text(path: Path, text: str) -> None:
@@ -90,46 +140,59 @@ class MappedFile:
 
     Only the pages that are read come into memory, and they belong to the page cache, not to the
     process. Raises CheckpointError if the file is not there or has another size than it should.
+
+    wanted: the names of tensors that are to be read, for messages.
     """
 
-    def __init__(self, folder: Path, name: str, manifest: Manifest) -> None:
-        self._path, self._name, self._manifest = folder / name, name, manifest
-        self._stored = manifest.files[name]
+    def __init__(
+        self, folder: Path, name: str, manifest: Manifest, wanted: Sequence[str] = ()
+    ) -> None:
+        self._path = folder / name
+        try:
+            self._stored = manifest.index(folder, name)
+        except CheckpointError as error:
+            raise CheckpointError(f"{error}; the file has {_some(wanted)}") from None
         try:
             with self._path.open("rb") as file:
                 size = os.fstat(file.fileno()).st_size
                 if size != self._stored.num_bytes:
                     raise CheckpointError(
                         f"{self._path}: expected {self._stored.num_bytes} bytes, got {size}; it "
-                        f"has {_some(self._tensors_from(size))}"
+                        f"has {_some(wanted)}"
                     )
                 # Nothing is written. But torch warns of memory that cannot be.
                 self._data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
         except OSError as error:
             raise CheckpointError(
-                f"{self._path}: cannot be read: {error.strerror}; it has "
-                f"{_some(self._tensors_from(0))}"
+                f"{self._path}: cannot be read: {error.strerror}; it has {_some(wanted)}"
             ) from None
         self._checked: set[int] = set()
 
-    def block(self, tensor: str, block: Block, rows: tuple[int, int]) -> Tensor:
-        """Returns rows [first, end) of a block, which share the file's memory.
+    def missing(self, blocks: Iterable[tuple[str, Block]], manifest: Manifest) -> list[str]:
+        """Returns the names of tensors of whose blocks the file lacks some."""
+        missing = []
+        for name, block in blocks:
+            start = self._stored.starts.get(block_key(name, block.offsets), MOST)
+            num_bytes = manifest.tensors[name].num_bytes(block.sizes)
+            if start + num_bytes > self._stored.num_bytes:
+                missing.append(name)
+        return missing
+
+    def rows(self, name: str, dtype: torch.dtype, block: Block, rows: tuple[int, int]) -> Tensor:
+        """Returns rows [first, end) of a block, which is in the file and shares its memory.
 
         Raises CheckpointError if an extent of the file that they are in is damaged; it names the
         tensors of the extent.
         """
-        stored = self._manifest.tensors[tensor]
-        dtype, sizes = DTYPES[stored.dtype], list(block.sizes)
-        row_bytes = stored.num_bytes(block) // max(1, sizes[0]) if sizes else dtype.itemsize
-        start, end = block.start + rows[0] * row_bytes, block.start + rows[1] * row_bytes
+        sizes = [rows[1] - rows[0], *block.sizes[1:]] if block.sizes else []
+        row_bytes = math.prod(block.sizes[1:]) * dtype.itemsize
+        start = self._stored.starts[block_key(name, block.offsets)] + rows[0] * row_bytes
+        end = start + math.prod(sizes) * dtype.itemsize
         for extent in range(start // EXTENT_BYTES, -(-end // EXTENT_BYTES)):
             if self._is_damaged(extent):
                 raise CheckpointError(self._problem(extent))
-        if start == end:
-            return torch.empty([rows[1] - rows[0], *sizes[1:]], dtype=dtype)
-        count = (end - start) // dtype.itemsize
-        flat = torch.frombuffer(self._data, dtype=dtype, count=count, offset=start)
-        return flat.view([rows[1] - rows[0], *sizes[1:]] if sizes else [])
+        count = math.prod(sizes)
+        return torch.frombuffer(self._data, dtype=dtype, count=count, offset=start).view(sizes)
 
     def _is_damaged(self, extent: int) -> bool:
         if extent in self._checked:
@@ -151,20 +214,17 @@ class MappedFile:
     def _problem(self, extent: int) -> str:
         start = extent * EXTENT_BYTES
         end = min(start + EXTENT_BYTES, len(self._data))
+        ordered = sorted((at, key.rpartition("@")[0]) for key, at in self._stored.starts.items())
+        ends = [at for at, _ in ordered[1:]] + [len(self._data)]
+        names = [
+            name
+            for (at, name), stop in zip(ordered, ends, strict=True)
+            if at < end and stop > start
+        ]
         return (
             f"{self._path} is damaged: bytes {start} to {end}, of "
-            f"{_some(self._tensors_from(start, end))}, do not match their checksum"
+            f"{_some([*dict.fromkeys(names)])}, do not match their checksum"
         )
-
-    def _tensors_from(self, start: int, end: int | None = None) -> list[str]:
-        """Returns the tensors of which bytes lie in this part of the file."""
-        found = []
-        for name, tensor in self._manifest.tensors.items():
-            for block in tensor.blocks:
-                last = block.start + tensor.num_bytes(block)
-                if block.file == self._name and last > start and (end is None or block.start < end):
-                    found.append(name)
-        return found
 
 
 def _some(names: Sequence[str]) -> str:
@@ -174,14 +234,24 @@ def _some(names: Sequence[str]) -> str:
 
 
 def find_problems(
-    folder: Path, manifest: Manifest, names: Iterable[str] | None = None
-) -> Iterator[str]:
+    folder: Path, manifest: Manifest, names: Iterable[str] | None = None, *,
+    beat: Callable[[], None] = lambda: None,
+) -> Iterator[str]:  # fmt: skip
     """Yields what is wrong with the files of a checkpoint, all of which are read.
 
-    names: of the files; default all.
+    names: of the files; default all. beat: called for each file.
     """
     for name in manifest.files if names is None else names:
+        beat()
+        blocks = [
+            (tensor, block)
+            for tensor, stored in manifest.tensors.items()
+            for block in stored.layout.blocks_of(name)
+        ]
         try:
-            yield from MappedFile(folder, name, manifest).problems()
+            file = MappedFile(folder, name, manifest, [tensor for tensor, _ in blocks])
+            if missing := file.missing(blocks, manifest):
+                yield f"{folder / index_name(name)}: has no whole block of {_some(missing)}"
+            yield from file.problems()
         except CheckpointError as error:
             yield str(error)

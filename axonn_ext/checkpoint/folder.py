@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 from axonn_ext.checkpoint.errors import CheckpointError
@@ -52,6 +54,16 @@ class CheckpointFolder:
             return path
         return None
 
+    def recover(self) -> None:
+        """Gives back its name to a checkpoint that a job was replacing when it ended.
+
+        Only the job that writes into the folder may call it. Raises OSError.
+        """
+        for old in self.root.glob(".step-*.replaced.partial"):
+            path = old.with_name(old.name.removeprefix(".").partition(".")[0])
+            if (old / MANIFEST).is_file() and not os.path.lexists(path):
+                old.rename(path)
+
     def mark_latest(self, step: int) -> None:
         """Makes a checkpoint that is on the disk the latest one. Raises OSError."""
         write_text(self.root / LATEST, self.path(step).name + "\n")
@@ -75,6 +87,11 @@ class CheckpointFolder:
             remove(partial)
 
 
+def replaced_path(path: Path) -> Path:
+    """Returns where a checkpoint is while another one takes its name."""
+    return path.with_name(f".{path.name}.replaced.partial")
+
+
 def find_checkpoint(path: Path) -> Path:
     """Returns the checkpoint that a path means.
 
@@ -93,12 +110,17 @@ def find_checkpoint(path: Path) -> Path:
     )
 
 
-def last_good(damaged: Path) -> Path | None:
-    """Returns the newest other checkpoint beside a damaged one all of whose bytes are right."""
+def last_good(damaged: Path, *, beat: Callable[[], None] = lambda: None) -> Path | None:
+    """Returns the newest other checkpoint beside a damaged one all of whose bytes are right.
+
+    beat: called for each file that is read.
+    """
     folder = CheckpointFolder(damaged.parent)
     for path in (folder.path(step) for step in reversed(folder.steps())):
         try:
-            if path.name != damaged.name and not any(find_problems(path, read_manifest(path))):
+            if path.name != damaged.name and not any(
+                find_problems(path, read_manifest(path), beat=beat)
+            ):
                 return path
         except CheckpointError:
             continue

@@ -7,15 +7,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import torch
-import torch.distributed.checkpoint as dcp
 from torch import nn
 
 from axonn_ext.checkpoint.errors import CheckpointError
 from axonn_ext.checkpoint.folder import last_good
 from axonn_ext.checkpoint.manifest import DTYPES, Manifest, read_manifest
-from axonn_ext.checkpoint.ranks import Ranks, all_ranks
-from axonn_ext.checkpoint.save import planning
+from axonn_ext.checkpoint.ranks import Ranks
 from axonn_ext.checkpoint.shards import Shard
 from axonn_ext.checkpoint.state import (
     Optimizer,
@@ -28,7 +25,7 @@ from axonn_ext.checkpoint.state import (
     set_optimizer_state,
     set_random_state,
 )
-from axonn_ext.checkpoint.storage import FolderReader, ShardLoadPlanner
+from axonn_ext.checkpoint.storage import read_shards
 from axonn_ext.inputs.errors import first_of
 from axonn_ext.optim import AdamW
 
@@ -53,46 +50,36 @@ def load(
     options: also sets the optimizer's options, such as lr. random: also sets the state of random
     numbers, if the job has as many ranks as the one that wrote it.
 
-    Call it between steps; with axonn_ext.overlap, after `end_step`. Collectives: gathers of plans
-    and results, in a gloo group of its own. Raises CheckpointError, on every rank, if the
+    Call it between steps; with axonn_ext.overlap, after `end_step`. Collectives: with ZeRO, those
+    of `AdamW.write_back`; ranks agree in the store. Raises CheckpointError, on every rank, if the
     checkpoint is damaged or is one of another model; the message names tensors and shapes. If it
     is raised while tensors are read, some of the model's have the checkpoint's values already.
     """
-    with all_ranks() as ranks:
-        return _load(Path(folder), ranks, model, optimizer, options=options, random=random)
+    return _load(Path(folder), Ranks.of_world(), model, optimizer, options=options, random=random)
 
 
 def _load(
     folder: Path, ranks: Ranks, model: nn.Module, optimizer: Optimizer | None, *, options: bool,
     random: bool,
 ) -> dict[str, Any]:  # fmt: skip
-    manifests: list[Manifest] = []
     with _offering(folder, ranks):
-        ranks.agreed(lambda: manifests.append(read_manifest(folder)))
-    manifest = manifests[0]
-    found: list[dict[str, Shard]] = []
-    ranks.agreed(lambda: found.append(model_shards(model, optimizer)))
-    targets, every = found[0], ranks.union(found[0])
+        manifest = ranks.agreed(lambda: read_manifest(folder))
+    targets = ranks.agreed(lambda: model_shards(model, optimizer))
+    lacked = _lacked_by_all(manifest, targets, ranks)
 
     def complete() -> None:
-        _compare(folder, targets, manifest, every)
-        targets.update(_further_targets(folder, manifest, model, optimizer, ranks, random))
+        _compare(folder, targets, manifest, lacked)
+        targets.update(_further_targets(folder, manifest, model, optimizer, random))
         stored = _stored(manifest)
         for name, shard in targets.items():
-            if stored[name][0] != tuple(shard.shape):
+            if stored[name][0] != shard.shape:
                 raise CheckpointError(
                     f"{folder}: {name} has shape {list(stored[name][0])}, here {list(shard.shape)}"
                 )
 
     ranks.agreed(complete)
-    reader = FolderReader(folder, manifest)
-    with planning(folder, ranks):
-        dcp.load(
-            dict(targets), storage_reader=reader, planner=ShardLoadPlanner(),
-            process_group=ranks.group, no_dist=ranks.group is None,
-        )  # fmt: skip
     with _offering(folder, ranks):
-        ranks.agree(reader.error)
+        ranks.agreed(lambda: read_shards(folder, manifest, targets, beat=ranks.beat))
     if isinstance(optimizer, AdamW):
         optimizer.write_back()
     if optimizer is not None:
@@ -109,14 +96,13 @@ def _offering(folder: Path, ranks: Ranks) -> Iterator[None]:
     try:
         yield
     except CheckpointError as error:
-        good = ranks.told(lambda: str(last_good(folder) or ""))
+        good = ranks.told(lambda: str(last_good(folder, beat=ranks.beat) or ""))
         offer = f"; the newest other one that is whole is {good}" if good else ""
         raise CheckpointError(f"{error}{offer}") from None
 
 
 def _further_targets(
-    folder: Path, manifest: Manifest, model: nn.Module, optimizer: Optimizer | None, ranks: Ranks,
-    random: bool,
+    folder: Path, manifest: Manifest, model: nn.Module, optimizer: Optimizer | None, random: bool
 ) -> dict[str, Shard]:  # fmt: skip
     """Returns the blocks that this rank reads besides the model's.
 
@@ -140,11 +126,9 @@ def _further_targets(
                 "without an optimizer, the model alone is loaded"
             )
         targets |= optimizer_targets(model, optimizer, stored)
-    if random and sum(name.startswith("rng.cpu.") for name in stored) == ranks.size:
-        for device in ("cpu", "cuda") if torch.cuda.is_initialized() else ("cpu",):
-            name = f"rng.{device}.{ranks.rank}"
-            if name in stored:
-                targets[name] = random_shards(ranks.rank)[name]
+    own = random_shards() if random else {}
+    if "rng.cpu" in own and stored.get("rng.cpu", ((), None))[0][:1] == own["rng.cpu"].shape[:1]:
+        targets |= {name: shard for name, shard in own.items() if name in stored}
     return targets
 
 
@@ -152,30 +136,45 @@ def _stored(manifest: Manifest) -> dict[str, StoredAs]:
     return {name: (t.shape, DTYPES[t.dtype]) for name, t in manifest.tensors.items()}
 
 
+def _model_names(manifest: Manifest) -> list[str]:
+    return sorted(name for name in manifest.tensors if name.startswith(("model.", "buffer.")))
+
+
+def _lacked_by_all(manifest: Manifest, targets: Mapping[str, Shard], ranks: Ranks) -> set[str]:
+    """Returns what a checkpoint has of a model, but no rank: a pipeline stage has its own alone.
+
+    A rank tells a bit for each name.
+    """
+    names = _model_names(manifest)
+    own = sum(1 << number for number, name in enumerate(names) if name in targets)
+    every = int(ranks.reduced(f"{own:x}", lambda a, b: f"{int(a, 16) | int(b, 16):x}"), 16)
+    return {name for number, name in enumerate(names) if not every >> number & 1}
+
+
 def _compare(
-    folder: Path, targets: Mapping[str, Shard], manifest: Manifest, every: set[str]
+    folder: Path, targets: Mapping[str, Shard], manifest: Manifest, lacked: set[str]
 ) -> None:
     """Raises CheckpointError if the tensors of model and checkpoint differ in names or shapes.
 
-    every: the names of all ranks, of which a pipeline stage has its own alone.
+    lacked: what the checkpoint has, but no rank's model.
     """
     stored = _stored(manifest)
-    saved = {name for name in stored if name.startswith(("model.", "buffer."))}
+    saved = set(_model_names(manifest))
     problems = [
         f"{what} {first_of(names, _MOST_NAMES)}"
         for what, names in (
             ("it does not have", sorted(targets.keys() - saved)),
-            ("the model does not have", sorted(saved - every)),
+            ("the model does not have", sorted(lacked)),
         )
         if names
     ]
     problems += [
         f"{name} has shape {list(stored[name][0])}, in the model {list(targets[name].shape)}"
         for name in sorted(targets.keys() & saved)
-        if stored[name][0] != tuple(targets[name].shape)
+        if stored[name][0] != targets[name].shape
     ][:_MOST_NAMES]
     if problems:
-        hint = ""
+        hint, every = "", saved - lacked | targets.keys()
         if {n.partition("@")[0] for n in every} == {n.partition("@")[0] for n in saved}:
             hint = (
                 "; what follows @ is the order of a tensor, which depends on the grid's x and on "

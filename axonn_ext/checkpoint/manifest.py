@@ -1,7 +1,9 @@
-"""The manifest of a checkpoint: which tensors it has, where their bytes are, and their checksums.
+"""The JSON files of a checkpoint: a manifest of the tensors, and an index next to each file.
 
-It is JSON with a checksum of itself. Whatever is read from it is checked before it is used, since
-it may be damaged, or written by somebody else.
+The manifest says how the ranks of a grid held each tensor, so its size does not depend on their
+number; from it follows which file has which block (`layout`). An index says where in its file each
+block begins, and has the checksums. Both have a checksum of themselves, and whatever is read from
+them is checked before it is used, since it may be damaged, or written by somebody else.
 """
 
 from __future__ import annotations
@@ -10,27 +12,27 @@ import json
 import math
 import re
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
 from axonn_ext.checkpoint.errors import CheckpointError
+from axonn_ext.checkpoint.layout import MOST, MOST_RANKS, Block, Layout, file_name
+from axonn_ext.checkpoint.runs import Offsets
 from axonn_ext.checkpoint.values import decode, encode
 from axonn_ext.inputs.errors import InputError
 from axonn_ext.inputs.files import parse_json, read_text
 
 MANIFEST = "manifest.json"
-FORMATS = (1, 2)  # that are read; in 1, values were as JSON has them. The last is written
+FORMAT = 3
 EXTENT_BYTES = 1 << 20  # a file has a checksum for each extent of so many bytes
-_MOST_BYTES = 1 << 32  # of a manifest: some hundred bytes for each block of a tensor
-_MOST = 1 << 62  # of elements, or bytes of a file: the sum of two numbers fits 64 bits
-# The whole file: the checksum of the text of "checkpoint", and that text.
-_FRAME = re.compile(r'\{"crc32": (\d{1,10}), "checkpoint": (\{.*\})\}\n', re.DOTALL)
-_FILE_NAME = re.compile(r"rank-\d{5,7}\.safetensors")
+_MOST_BYTES = 1 << 32  # of a manifest; those of format 2 have some hundred bytes for each block
+_MOST_INDEX_BYTES = 1 << 30  # of an index: some hundred bytes for each block of a file
+_MALFORMED = (KeyError, TypeError, ValueError, AttributeError, RecursionError)
 DTYPES: Mapping[str, torch.dtype] = MappingProxyType(
     {
         str(dtype).removeprefix("torch."): dtype
@@ -42,32 +44,44 @@ DTYPES: Mapping[str, torch.dtype] = MappingProxyType(
 )
 
 
-@dataclass(frozen=True)
-class Block:
-    """A block of a whole tensor, contiguous in a file from byte `start` on."""
+class Blocks(Protocol):
+    """How a whole tensor is divided into blocks, which cover it once: a Layout, or a list."""
 
-    offsets: tuple[int, ...]
-    sizes: tuple[int, ...]
-    file: str
-    start: int
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+    def overlapping(self, offsets: Sequence[int], sizes: Sequence[int]) -> Iterator[Block]: ...
+
+    def blocks_of(self, file: str) -> Iterator[Block]: ...
 
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """A whole tensor, whose blocks cover it once."""
+    """A whole tensor."""
 
     dtype: str
-    shape: tuple[int, ...]
-    blocks: tuple[Block, ...]
+    layout: Blocks
 
-    def num_bytes(self, block: Block) -> int:
-        """Returns the bytes of a block of this tensor."""
-        return math.prod(block.sizes) * DTYPES[self.dtype].itemsize
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.layout.shape
+
+    @property
+    def blocks(self) -> tuple[Block, ...]:
+        """All blocks that are not empty, of which there may be many."""
+        return tuple(self.layout.overlapping((0,) * len(self.shape), self.shape))
+
+    def num_bytes(self, sizes: Sequence[int]) -> int:
+        """Returns the bytes of a block of these sizes."""
+        return math.prod(sizes) * DTYPES[self.dtype].itemsize
 
 
 @dataclass(frozen=True)
 class StoredFile:
-    """A file of tensors. checksums: the CRC-32 of each extent of EXTENT_BYTES; the last is shorter.
+    """A file of tensors.
+
+    checksums: the CRC-32 of each extent of EXTENT_BYTES; the last is shorter. starts: the byte at
+    which each block begins, by `block_key`.
 
     A CRC-32 notices every change of up to 32 consecutive bits, and of all others all but one in
     four billion.
@@ -75,40 +89,85 @@ class StoredFile:
 
     num_bytes: int
     checksums: tuple[int, ...]
+    starts: Mapping[str, int]
 
 
 @dataclass(frozen=True)
 class Manifest:
     """What a checkpoint has.
 
-    facts  what is known about the job that wrote it: step, grid, versions
-    extra  what the user added: values of the types in `values`
+    num_bytes  of all files of tensors
+    facts      what is known about the job that wrote it: step, grid, versions
+    extra      what the user added: values of the types in `values`
+    token      a random text, which the index of each file has, too
+    listed     the indexes; None: they are files
     """
 
     tensors: Mapping[str, StoredTensor]
-    files: Mapping[str, StoredFile]
+    files: Sequence[str]
+    num_bytes: int
     facts: Mapping[str, Any] = field(default_factory=dict)
     extra: Mapping[str, Any] = field(default_factory=dict)
     optimizer_options: tuple[Mapping[str, Any], ...] = ()
-
-    @property
-    def num_bytes(self) -> int:
-        """The bytes of all files of tensors."""
-        return sum(file.num_bytes for file in self.files.values())
+    token: str = ""
+    listed: Mapping[str, StoredFile] | None = None
 
     def to_json(self) -> str:
         """Returns the text of the file."""
         body = {
-            "format": FORMATS[-1],
+            "format": FORMAT,
             "extent_bytes": EXTENT_BYTES,
+            "token": self.token,
             "facts": self.facts,
             "extra": encode(dict(self.extra), "extra"),
             "optimizer_options": encode(list(self.optimizer_options), "optimizer_options"),
-            "files": self.files,
-            "tensors": self.tensors,
+            "num_files": len(self.files),
+            "num_bytes": self.num_bytes,
+            "tensors": {name: table_entry(each) for name, each in sorted(self.tensors.items())},
         }
-        text = json.dumps(body, default=vars, separators=(",", ":"))
-        return f'{{"crc32": {zlib.crc32(text.encode())}, "checkpoint": {text}}}\n'
+        return _framed("checkpoint", body)
+
+    def index(self, folder: Path, file: str) -> StoredFile:
+        """Returns the index of a file. Raises CheckpointError if it is not there, or is damaged."""
+        if self.listed is not None:
+            return self.listed[file]
+        return read_index(folder, file, self.token)
+
+
+def block_key(name: str, offsets: Offsets) -> str:
+    """Returns the name of a block of a tensor inside a file."""
+    return f"{name}@{','.join(map(str, offsets))}"
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """Returns the name of a dtype, as manifests have it."""
+    return str(dtype).removeprefix("torch.")
+
+
+def itemsize_of(name: str, dtype: str) -> int:
+    """Returns the bytes of an element. Raises ValueError for an unknown dtype."""
+    if dtype not in DTYPES:
+        raise ValueError(f"tensor {name}: expected a dtype of {', '.join(DTYPES)}")
+    return DTYPES[dtype].itemsize
+
+
+def table_entry(tensor: StoredTensor) -> dict[str, Any]:
+    """Returns what a manifest says of a tensor."""
+    return {"dtype": tensor.dtype, **vars(tensor.layout)}
+
+
+def _framed(kind: str, body: Mapping[str, Any]) -> str:
+    text = json.dumps(body, separators=(",", ":"))
+    return f'{{"crc32": {zlib.crc32(text.encode())}, "{kind}": {text}}}\n'
+
+
+def _read_framed(path: Path, kind: str, most_bytes: int) -> Any:
+    """Returns the body. Raises CheckpointError if it is damaged, InputError if it is no text."""
+    text = read_text(path, most_bytes=most_bytes)
+    found = re.fullmatch(rf'{{"crc32": (\d{{1,10}}), "{kind}": (\{{.*\}})}}\n', text, re.DOTALL)
+    if found is None or zlib.crc32(found[2].encode()) != int(found[1]):
+        raise CheckpointError(f"{path} is damaged: its contents do not match its checksum")
+    return parse_json(found[2], path)
 
 
 def read_manifest(folder: Path) -> Manifest:
@@ -116,91 +175,103 @@ def read_manifest(folder: Path) -> Manifest:
 
     Raises CheckpointError if there is none, or if it is damaged.
     """
+    from axonn_ext.checkpoint import old_formats  # which stands on this module
+
     path = folder / MANIFEST
     try:
-        found = _FRAME.fullmatch(read_text(path, most_bytes=_MOST_BYTES))
-        if found is None or zlib.crc32(found[2].encode()) != int(found[1]):
-            raise CheckpointError(f"{path} is damaged: its contents do not match its checksum")
-        body = parse_json(found[2], path)
+        body = _read_framed(path, "checkpoint", _MOST_BYTES)
     except InputError as error:
         raise CheckpointError(f"{folder} is no checkpoint that can be used: {error}") from None
     try:
-        if body["format"] not in FORMATS or body["extent_bytes"] != EXTENT_BYTES:
+        is_old = body["format"] in old_formats.FORMATS
+        if not (is_old or body["format"] == FORMAT) or body["extent_bytes"] != EXTENT_BYTES:
             raise CheckpointError(
-                f"{path}: expected format {FORMATS[-1]} with extents of {EXTENT_BYTES} bytes, got "
+                f"{path}: expected format {FORMAT} with extents of {EXTENT_BYTES} bytes, got "
                 f"format {body['format']!r}: another version of axonn_ext wrote it"
             )
-        return _manifest_of(body, path)
-    except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
+        found = old_formats.manifest_of(body) if is_old else _manifest_of(body)
+        objects = (found.facts, found.extra, *found.optimizer_options)
+        if not all(isinstance(each, dict) for each in objects):
+            raise ValueError("facts, extra and optimizer_options must be objects")
+    except _MALFORMED as error:
         raise CheckpointError(
             f"{path} is no manifest of a checkpoint: {type(error).__name__}: {error}"
         ) from None
+    return found
 
 
-def _manifest_of(body: Mapping[str, Any], path: Path) -> Manifest:
-    files = {
-        name: StoredFile(file["num_bytes"], tuple(file["checksums"]))
-        for name, file in body["files"].items()
-    }
-    for name, file in files.items():
-        count = -(-file.num_bytes // EXTENT_BYTES)
-        if not _FILE_NAME.fullmatch(name) or len(file.checksums) != count:
-            raise ValueError(f"file {name!r} with {len(file.checksums)} checksums, not {count}")
-    tensors = {name: _tensor_of(name, value, files) for name, value in body["tensors"].items()}
-    facts, extra, options = (body[key] for key in ("facts", "extra", "optimizer_options"))
-    if body["format"] != 1:
-        extra, options = decode(extra), decode(options)
-    if not all(isinstance(each, dict) for each in (facts, extra, *options)):
-        raise ValueError("facts, extra and optimizer_options must be objects")
-    return Manifest(tensors, files, facts, extra, tuple(options))
+def _manifest_of(body: Mapping[str, Any]) -> Manifest:
+    count, num_bytes = body["num_files"], body["num_bytes"]
+    if not all(type(n) is int for n in (count, num_bytes)) or not 0 < count <= MOST_RANKS:
+        raise ValueError(f"expected 1 to {MOST_RANKS} files, got {count}")
+    tensors = {name: tensor_of(name, value, count) for name, value in body["tensors"].items()}
+    return Manifest(
+        tensors, _Files(count), num_bytes, body["facts"], decode(body["extra"]),
+        tuple(decode(body["optimizer_options"])), str(body["token"]),
+    )  # fmt: skip
 
 
-def _tensor_of(
-    name: str, value: Mapping[str, Any], files: Mapping[str, StoredFile]
-) -> StoredTensor:
-    blocks = tuple(
-        Block(tuple(c["offsets"]), tuple(c["sizes"]), c["file"], c["start"])
-        for c in value["blocks"]
-    )
-    tensor = StoredTensor(value["dtype"], tuple(value["shape"]), blocks)
-    numbers = (n for c in blocks for n in (c.start, *c.offsets, *c.sizes))
-    if not all(type(n) is int and 0 <= n <= _MOST for n in (*tensor.shape, *numbers)):
-        raise ValueError(f"tensor {name}: expected whole numbers from 0 to {_MOST}")
-    if tensor.dtype not in DTYPES:
-        raise ValueError(f"tensor {name}: expected a dtype of {', '.join(DTYPES)}")
-    for block in blocks:
-        inside = all(
-            offset + size <= whole
-            for offset, size, whole in zip(block.offsets, block.sizes, tensor.shape, strict=True)
-        )
-        end = block.start + tensor.num_bytes(block)
-        if not inside or end > files[block.file].num_bytes:
-            raise ValueError(f"tensor {name}: a block that is not inside of it or of its file")
-    volume = sum(math.prod(block.sizes) for block in blocks)
-    distinct = len({c.offsets for c in blocks}) == len(blocks)
-    if volume != math.prod(tensor.shape) or not distinct or _overlap(blocks, len(tensor.shape)):
-        raise ValueError(f"tensor {name}: its blocks do not cover it once")
-    return tensor
+def tensor_of(name: str, value: Mapping[str, Any], num_files: int) -> StoredTensor:
+    """Returns the tensor of a `table_entry`. Raises KeyError, TypeError or ValueError."""
+    itemsize_of(name, value["dtype"])
+    try:
+        layout = Layout(
+            tuple(value["grid"]), tuple(value["shape"]), tuple(map(tuple, value["dims"])),
+            value["padding"], {axis: tuple(places) for axis, places in value["where"].items()},
+            tuple(map(tuple, value["runs"])), value["turn"],
+        )  # fmt: skip
+    except ValueError as error:
+        raise ValueError(f"tensor {name}: {error}") from None
+    if layout.num_ranks != num_files:
+        raise ValueError(f"tensor {name}: a grid of {layout.num_ranks} ranks, not {num_files}")
+    return StoredTensor(value["dtype"], layout)
 
 
-def _overlap(blocks: Sequence[Block], num_dims: int) -> bool:
-    """Whether two of the blocks share an element.
+class _Files(Sequence[str]):
+    """The names of a number of files, which takes no memory for them."""
 
-    They are met in the order of the dimension that splits them most, next to those that have not
-    ended there: few, where the blocks are those of a grid.
-    """
-    filled = [block for block in blocks if all(block.sizes)]
-    dims = range(num_dims)
-    most = max(dims, key=lambda dim: len({b.offsets[dim] for b in filled}), default=0)
-    under_way: list[Block] = []
-    for new in sorted(filled, key=lambda block: block.offsets[most : most + 1]):
-        under_way = [b for b in under_way if b.offsets[most] + b.sizes[most] > new.offsets[most]]
-        for old in under_way:
-            if all(
-                old.offsets[dim] < new.offsets[dim] + new.sizes[dim]
-                and new.offsets[dim] < old.offsets[dim] + old.sizes[dim]
-                for dim in dims
-            ):
-                return True
-        under_way.append(new)
-    return False
+    def __init__(self, count: int) -> None:
+        self._ranks = range(count)
+
+    def __len__(self) -> int:
+        return len(self._ranks)
+
+    def __getitem__(self, number: Any) -> Any:
+        return file_name(self._ranks[number])
+
+
+def index_name(file: str) -> str:
+    """Returns the name of the index of a file."""
+    return file.replace(".safetensors", ".json")
+
+
+def index_text(file: str, stored: StoredFile, token: str) -> str:
+    """Returns the text of the index of a file."""
+    return _framed("index", {"token": token, "file": file, **vars(stored)})
+
+
+def read_index(folder: Path, file: str, token: str) -> StoredFile:
+    """Returns the index of a file. Raises CheckpointError if it is not there, or is damaged."""
+    path = folder / index_name(file)
+    try:
+        body = _read_framed(path, "index", _MOST_INDEX_BYTES)
+        stored = StoredFile(body["num_bytes"], tuple(body["checksums"]), dict(body["starts"]))
+        for what, got, expected in (
+            ("file", body["file"], file), ("checkpoint", body["token"], token)
+        ):  # fmt: skip
+            if got != expected:
+                raise CheckpointError(
+                    f"{path} belongs to another {what}: expected {expected}, got {str(got)[:40]}"
+                )
+        numbers = (stored.num_bytes, *stored.checksums, *stored.starts.values())
+        if not all(type(n) is int and 0 <= n <= MOST for n in numbers):
+            raise ValueError(f"expected whole numbers from 0 to {MOST}")
+        if len(stored.checksums) != -(-stored.num_bytes // EXTENT_BYTES):
+            raise ValueError(f"{len(stored.checksums)} checksums of {stored.num_bytes} bytes")
+    except InputError as error:
+        raise CheckpointError(str(error)) from None
+    except _MALFORMED as error:
+        raise CheckpointError(
+            f"{path} is no index of a file: {type(error).__name__}: {error}"
+        ) from None
+    return stored

@@ -1,87 +1,184 @@
-"""How the ranks of a job agree about a checkpoint."""
+"""How the ranks of a job agree about a checkpoint: in a tree, by small messages in c10d's store.
+
+In a round each rank waits for its children, at most CHILDREN of them, merges what they say with
+its own, and tells its parent. Then rank 0 answers all. So a rank uses the store at most some twenty
+times, whatever the number of ranks, and no group of torch.distributed is made.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+import json
+import time
+import zlib
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
+from typing import Any, TypeVar, cast
 
 import torch.distributed as dist
-from torch.distributed import ProcessGroup
+from torch.distributed import PrefixStore, Store
 
+from axonn_ext import settings
 from axonn_ext.checkpoint.errors import CheckpointError
-from axonn_ext.rank_values import of_all_ranks, of_first_rank
-from axonn_ext.side_groups import destroy, new_group
+from axonn_ext.checkpoint.state import place_in_world
+from axonn_ext.meeting import name_ranks
+from axonn_ext.stores import comes
 
-# A rank may wait so long for another one that writes to a slow disk. One that has ended is noticed
-# at once.
-PATIENCE = timedelta(hours=2)
+T = TypeVar("T")
+CHILDREN = 8
+_MOST_ERRORS = 8  # that a message has
+_MOST_BYTES = 7 << 20  # of a message; c10d's store takes 8 MiB
+_BEATS = 8  # how often a rank that is busy shows that it lives, within the timeout
 
 
 class Ranks:
-    """The ranks that write or read a checkpoint together: a gloo group, or this process alone."""
+    """The ranks that write or read a checkpoint together.
 
-    def __init__(self, group: ProcessGroup | None) -> None:
-        self.group = group
-        self.rank = 0 if group is None else group.rank()
-        self.size = 1 if group is None else group.size()
+    All ranks must make theirs, and call the methods, in the same order. A rank that neither comes
+    nor shows with `beat` that it is at work, for AXONN_TIMEOUT_SECONDS, is named in an error on all
+    others.
+
+    store: for these messages alone; None: this process is alone.
+    """
+
+    def __init__(self, rank: int = 0, size: int = 1, store: Store | None = None) -> None:
+        self.rank, self.size, self._store = rank, size, store
+        self._round, self._beaten = 0, time.monotonic()
+        self._patience = settings.load().timeout_seconds
+
+    @classmethod
+    def of_world(cls) -> Ranks:
+        """All ranks of torch.distributed, or this process alone. Any one thread may use them."""
+        rank, size = place_in_world()
+        if size == 1:
+            return cls()
+        assert dist.group.WORLD is not None
+        store: Store = dist.group.WORLD.get_group_store()
+        number = store.add(f"axonn/checkpoint/{rank}", 1)
+        # A connection of its own: while a thread waits, others cannot use the same one.
+        own = store.clone()  # type: ignore[attr-defined, unused-ignore]
+        return cls(rank, size, PrefixStore(f"axonn/checkpoint/{number}", own))
+
+    @property
+    def children(self) -> range:
+        """The ranks that tell this one."""
+        first = self.rank * CHILDREN + 1
+        return range(first, max(first, min(first + CHILDREN, self.size)))
+
+    def reduced(
+        self, value: Any, merge: Callable[[Any, Any], Any],
+        answer: Callable[[Any], Any] | None = None,
+    ) -> Any:  # fmt: skip
+        """Returns, on every rank, what rank 0 makes of the merged values of all; values are JSON.
+
+        answer: default all of it. Raises CheckpointError, on every rank, that names those that do
+        not come.
+        """
+        if self._store is None:
+            return value if answer is None else answer(value)
+        store, here = self._store, self._round
+        self._round += 1
+        said: dict[str, Any] = {"value": value}
+        try:
+            self._await([f"{here}/{child}" for child in self.children], self.children)
+            for child in self.children:
+                theirs = _read(store.get(f"{here}/{child}"))
+                store.delete_key(f"{here}/{child}")
+                if "error" in theirs:
+                    raise CheckpointError(theirs["error"])
+                said["value"] = merge(said["value"], theirs["value"])
+        except CheckpointError as error:
+            said = {"error": str(error)}
+        if self.rank:
+            _set(store, f"{here}/{self.rank}", said)
+            self._await([f"{here}/all"], [0])
+            said = _read(store.get(f"{here}/all"))
+        else:
+            if "error" not in said:
+                said["value"] = said["value"] if answer is None else answer(said["value"])
+                store.delete_key(f"{here - 1}/all")  # all have come here, so all have read it
+            _set(store, f"{here}/all", said)
+        if "error" in said:
+            raise CheckpointError(said["error"])
+        return said["value"]
+
+    def _await(self, keys: Sequence[str], ranks: Sequence[int]) -> None:
+        """Returns when the ranks have set the keys. Raises CheckpointError that names others."""
+        assert self._store is not None
+        lives = {rank: (0, time.monotonic()) for rank in ranks}
+        while keys and not comes(self._store, keys, timedelta(seconds=self._patience / _BEATS)):
+            self.beat()
+            now = time.monotonic()
+            for key, rank in zip(keys, ranks, strict=True):
+                beats, since = self._store.add(f"beats/{rank}", 0), lives[rank]
+                if beats != since[0] or self._store.check([key]):
+                    lives[rank] = (beats, now)
+            if late := [rank for rank, (_, last) in lives.items() if now - last > self._patience]:
+                raise CheckpointError(
+                    f"no word of {name_ranks(late)} for {self._patience:g} s "
+                    "(AXONN_TIMEOUT_SECONDS)"
+                )
+
+    def beat(self) -> None:
+        """Shows that this rank is at work. It must be called between parts of long work."""
+        now = time.monotonic()
+        if self._store is not None and now - self._beaten > self._patience / _BEATS / 2:
+            self._store.add(f"beats/{self.rank}", 1)
+            self._beaten = now
 
     def agree(self, error: str | None) -> None:
         """Raises CheckpointError on every rank if one has an error: the first one, with its rank.
 
         An error that all ranks have is raised as it is.
-        Collectives: an all-gather of the errors.
         """
-        errors: list[str | None] = [error]
-        if self.group is not None:
-            errors = of_all_ranks(error, self.group)
-        if len(set(errors)) == 1 and errors[0] is not None:
-            raise CheckpointError(errors[0])
-        for rank, text in enumerate(errors):
-            if text is not None:
-                raise CheckpointError(f"rank {rank}: {text}")
+        own = {} if error is None else {error: [self.rank, 1]}
+        errors = self.reduced(own, _merged_errors)
+        for text, (rank, count) in sorted(errors.items(), key=lambda item: item[1][0]):
+            raise CheckpointError(text if count == self.size else f"rank {rank}: {text}")
 
-    def union(self, names: Iterable[str]) -> set[str]:
-        """Returns the names that some rank has. Collectives: an all-gather of the names."""
-        own = set(names)
-        return own if self.group is None else own.union(*of_all_ranks([*own], self.group))
-
-    def told(self, function: Callable[[], str]) -> str:
-        """Returns, on every rank, what the function returns on rank 0.
-
-        Collectives: a broadcast of the text.
-        """
-        text = function() if self.rank == 0 else ""
-        return text if self.group is None else str(of_first_rank(text, self.group))
-
-    def agreed(self, function: Callable[[], None], *, on_rank: int | None = None) -> None:
-        """Calls the function, on one rank or on all, and raises its CheckpointError on every rank.
+    def agreed(self, function: Callable[[], T]) -> T:
+        """Returns what the function returns on this rank, or raises its error on every rank.
 
         An OSError or a ValueError becomes a CheckpointError.
         """
-        error = None
-        if on_rank is None or on_rank == self.rank:
-            try:
-                function()
-            except (CheckpointError, OSError, ValueError) as failure:
-                error = str(failure)
+        value, error = _tried(function)
         self.agree(error)
+        return cast(T, value)
+
+    def told(self, function: Callable[[], Any]) -> Any:
+        """Returns, on every rank, what the function returns on rank 0, or raises its error."""
+
+        def answer(_: None) -> tuple[Any, str | None]:
+            return _tried(function)
+
+        value, error = self.reduced(None, lambda own, _: own, answer)
+        if error is not None:
+            raise CheckpointError(error if self.size == 1 else f"rank 0: {error}")
+        return value
 
 
-def make_group() -> ProcessGroup | None:
-    """Returns a new gloo group of all ranks; None in a process without any group.
-
-    All ranks must call it. Collectives: those of torch.distributed.new_group.
-    """
-    if not dist.is_available() or not dist.is_initialized():
-        return None
-    return new_group(description="checkpoint", backend="gloo", patience=PATIENCE)
+def _tried(function: Callable[[], Any]) -> tuple[Any, str | None]:
+    try:
+        return function(), None
+    except (CheckpointError, OSError, ValueError) as error:
+        return None, str(error)
 
 
-@contextmanager
-def all_ranks() -> Iterator[Ranks]:
-    """Yields all ranks, in a group that is made for the block."""
-    group = make_group()
-    yield Ranks(group)
-    if group is not None:  # after an error, peers may still need it
-        destroy(group)
+def _merged_errors(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the first errors, each with its first rank and the number of ranks that have it."""
+    merged = dict(one)
+    for text, (rank, count) in other.items():
+        first, more = merged.get(text, (rank, 0))
+        merged[text] = [min(first, rank), more + count]
+    return dict(sorted(merged.items(), key=lambda item: int(item[1][0]))[:_MOST_ERRORS])
+
+
+def _set(store: Store, key: str, said: Mapping[str, Any]) -> None:
+    text = zlib.compress(json.dumps(said).encode(), 1)
+    if len(text) > _MOST_BYTES:
+        problem = f"a message of {len(text)} bytes, more than c10d's store takes"
+        text = zlib.compress(json.dumps({"error": problem}).encode())
+    store.set(key, text)  # type: ignore[arg-type, unused-ignore]
+
+
+def _read(text: bytes) -> Any:
+    return json.loads(zlib.decompress(text))

@@ -2,46 +2,26 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
 from axonn_ext.checkpoint.errors import CheckpointError
-from axonn_ext.checkpoint.files import MappedFile, remove, sync_folder, write_tensors, write_text
+from axonn_ext.checkpoint.files import remove, sync_folder, write_tensors, write_text
+from axonn_ext.checkpoint.layout import Layout, file_name
 from axonn_ext.checkpoint.manifest import (
     DTYPES,
     MANIFEST,
-    Block,
     Manifest,
-    StoredFile,
     StoredTensor,
+    block_key,
     read_manifest,
 )
-
-
-class WholeTensors:
-    """The whole tensors of a checkpoint, each read when it is asked for."""
-
-    def __init__(self, folder: Path, manifest: Manifest) -> None:
-        self._folder, self._manifest = folder, manifest
-        self._files: dict[str, MappedFile] = {}
-
-    def __getitem__(self, name: str) -> Tensor:
-        """Returns a tensor in memory of its own. Raises CheckpointError if it is damaged."""
-        stored = self._manifest.tensors[name]
-        # First, so that no more memory is taken than the files have bytes.
-        for file in {block.file for block in stored.blocks} - self._files.keys():
-            self._files[file] = MappedFile(self._folder, file, self._manifest)
-        whole = torch.empty(stored.shape, dtype=DTYPES[stored.dtype])
-        for block in stored.blocks:
-            rows = block.sizes[0] if block.sizes else 1
-            part = whole
-            for dim, (offset, size) in enumerate(zip(block.offsets, block.sizes, strict=True)):
-                part = part.narrow(dim, offset, size)
-            part.copy_(self._files[block.file].block(name, block, (0, rows)))
-        return whole
+from axonn_ext.checkpoint.shards import Shard
+from axonn_ext.checkpoint.storage import Reading, write_index
 
 
 def reshard(folder: Path, out: Path, *, num_files: int) -> Manifest:
@@ -70,27 +50,40 @@ def reshard(folder: Path, out: Path, *, num_files: int) -> Manifest:
 
 
 def _write_files(folder: Path, partial: Path, manifest: Manifest, num_files: int) -> Manifest:
-    whole = WholeTensors(folder, manifest)
     tensors: dict[str, StoredTensor] = {}
-    files: dict[str, StoredFile] = {}
-    for number, names in enumerate(_shares(manifest, num_files)):
-        file_name = f"rank-{number:05d}.safetensors"
-        file, starts = write_tensors(partial / file_name, {name: whole[name] for name in names})
-        files[file_name] = file
+    token, num_bytes, shares = secrets.token_hex(8), 0, list(_shares(manifest, num_files))
+    for number, names in enumerate(shares):
+        reading, layouts = Reading(folder, manifest), dict[str, Layout]()
         for name in names:
-            old = manifest.tensors[name]
-            block = Block((0,) * len(old.shape), old.shape, file_name, starts[name])
-            tensors[name] = StoredTensor(old.dtype, old.shape, (block,))
-    return Manifest(tensors, files, manifest.facts, manifest.extra, manifest.optimizer_options)
+            shape = manifest.tensors[name].shape
+            grid = (len(shares), 1, 1, 1, 1)
+            layouts[name] = Layout(grid, shape, ((),) * len(shape), turn=number)
+            tensors[name] = StoredTensor(manifest.tensors[name].dtype, layouts[name])
+            reading.add(name, (0,) * len(shape), shape)
+        reading.check()  # so that no more memory is taken than the files have bytes
+        shards = {
+            name: Shard.whole(torch.empty(layout.shape, dtype=DTYPES[tensors[name].dtype]), layout)
+            for name, layout in layouts.items()
+        }
+        reading.read(shards)
+        file = file_name(number)
+        stored = write_tensors(partial / file, {name: s.tensor for name, s in shards.items()})
+        starts = {  # in the file, whole tensors have their plain names
+            block_key(name, (0,) * len(layouts[name].shape)): start
+            for name, start in stored.starts.items()
+        }
+        write_index(partial, file, replace(stored, starts=starts), token)
+        num_bytes += stored.num_bytes
+    files = [file_name(number) for number in range(len(shares))]
+    return Manifest(
+        tensors, files, num_bytes, manifest.facts, manifest.extra, manifest.optimizer_options, token
+    )
 
 
 def _shares(manifest: Manifest, num_files: int) -> Iterator[list[str]]:
     """Yields the names of the tensors of each file."""
-    sizes = {
-        name: sum(tensor.num_bytes(block) for block in tensor.blocks)
-        for name, tensor in manifest.tensors.items()
-    }
-    share, filled, names = sum(sizes.values()) / num_files, 0, []
+    sizes = {name: tensor.num_bytes(tensor.shape) for name, tensor in manifest.tensors.items()}
+    share, filled, names = sum(sizes.values()) / num_files, 0, list[str]()
     written = 1
     for name, size in sizes.items():
         names.append(name)

@@ -14,8 +14,9 @@ from torch import nn
 
 from axonn_ext.checkpoint.errors import CheckpointError
 from axonn_ext.checkpoint.folder import CheckpointFolder
-from axonn_ext.checkpoint.ranks import Ranks, make_group
-from axonn_ext.checkpoint.save import Snapshot, Staging, write
+from axonn_ext.checkpoint.ranks import Ranks
+from axonn_ext.checkpoint.save import write
+from axonn_ext.checkpoint.staging import Snapshot, Staging
 from axonn_ext.checkpoint.state import Optimizer
 
 
@@ -32,12 +33,13 @@ class Saved:
 class Saver:
     """Writes checkpoints of a run to `root`, at most one at a time, and removes old ones.
 
-    A save copies this rank's blocks to host memory and returns; a thread writes the copy. The next
-    save first waits for the one before. All ranks must make their savers, and call them, alike.
+    A save copies the blocks that this rank writes to host memory and returns; a thread writes the
+    copy. The next save first waits for the one before. All ranks must make their savers, and call
+    them, alike.
 
     on_saved: called on rank 0, in the thread, when a checkpoint is on the disk.
 
-    Collectives: that of a gloo group, for the thread alone, when a saver of several ranks is made.
+    Collectives: none; the threads of the ranks agree in the store, each with its own connection.
     """
 
     def __init__(
@@ -52,7 +54,7 @@ class Saver:
         self.folder = CheckpointFolder(root)
         self._keep_last, self._keep_every = keep_last, keep_every
         self._background, self._on_saved = background, on_saved
-        self.ranks = Ranks(make_group())
+        self.ranks = Ranks.of_world()
         self._staging = Staging()
         self._writing: Future[None] | None = None
 
@@ -74,7 +76,7 @@ class Saver:
         snapshot: Snapshot | CheckpointError
         try:
             snapshot = self._staging.take(
-                model=model, optimizer=optimizer, extra=extra, rank=self.ranks.rank,
+                model=model, optimizer=optimizer, extra=extra,
                 facts={"step": step, **(facts or {})},
             )  # fmt: skip
         except CheckpointError as error:
@@ -104,8 +106,9 @@ class Saver:
     def _write(self, step: int, snapshot: Snapshot, began: float) -> None:
         path = self.folder.path(step)
         # A run that was resumed further back comes by steps of which there is a checkpoint.
+        self.ranks.told(self.folder.recover)
         num_bytes = write(path, snapshot, self.ranks, replaces=True)
-        self.ranks.agreed(lambda: self._publish(step), on_rank=0)
+        self.ranks.told(lambda: self._publish(step))
         if self._on_saved is not None and self.ranks.rank == 0:
             self._on_saved(Saved(step, path, num_bytes, time.perf_counter() - began))
 

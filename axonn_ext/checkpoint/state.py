@@ -3,7 +3,7 @@
     model.NAME              a parameter: its fp32 master where the optimizer has one
     buffer.NAME             a persistent buffer, equal on all ranks
     optimizer.NAME.KEY      a tensor that the optimizer keeps for a parameter
-    rng.DEVICE.RANK         the state of a rank's random numbers
+    rng.DEVICE              the states of all ranks' random numbers, a row each
 
 So a checkpoint knows nothing of the grid, the layout or the dtype of the job that wrote it. There
 is one exception: a parameter of a module that `parallelize` has put in the place of another may be
@@ -14,16 +14,19 @@ parameter is in another order has another NAME, and `load` refuses it.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from axonn_ext.checkpoint.errors import CheckpointError
-from axonn_ext.checkpoint.shards import Offsets, Shard, blocks_of_run
-from axonn_ext.nn.sharded import declaration_of, sharded_parameters
+from axonn_ext.checkpoint.layout import Layout, grid_of
+from axonn_ext.checkpoint.runs import Offsets, blocks_of_run
+from axonn_ext.checkpoint.shards import Shard
+from axonn_ext.nn.sharded import ShardedParameter, declaration_of, sharded_parameters
 from axonn_ext.optim import AdamW, Piece
 
 Optimizer = AdamW | torch.optim.Optimizer
@@ -34,53 +37,71 @@ _OPTIONS = {"lr", "betas", "eps", "weight_decay"}  # of our AdamW; torch's have 
 
 @dataclass(frozen=True)
 class PlacedParameter:
-    """A parameter, and the place of this rank's block in the whole one."""
+    """A parameter, and the place of this rank's block in the whole one.
+
+    layout: which blocks all ranks have
+    """
 
     name: str
     parameter: nn.Parameter
-    shape: tuple[int, ...]
+    layout: Layout
     offsets: tuple[int, ...]
 
     def shard(self, tensor: Tensor) -> Shard:
         """Returns a tensor that is split as the parameter is, without the rows that are padding."""
-        return self._clipped({self.offsets: tensor}, tensor.dtype)
+        return self._clipped({self.offsets: tensor}, self.layout, tensor.dtype)
+
+    def number(self, tensor: Tensor) -> Shard:
+        """Returns a single number that all ranks have that have a part of the parameter."""
+        return Shard.whole(tensor, replace(self.layout, shape=(), dims=(), padding=0))
 
     def whole_block(self, shard: Shard) -> Tensor:
         """Returns what `shard` returned with padding, which is zero."""
-        if self.offsets[0] + len(self.parameter) <= self.shape[0]:
+        if self.offsets[0] + len(self.parameter) <= self.layout.shape[0]:
             return shard.tensor
         block = torch.zeros_like(self.parameter, dtype=shard.dtype, requires_grad=False)
         for tensor in shard.blocks.values():
             block[: len(tensor)].copy_(tensor)
         return block
 
-    def _clipped(self, blocks: Mapping[Offsets, Tensor], dtype: torch.dtype) -> Shard:
-        """Returns the blocks without rows beyond the whole tensor, which are padding."""
-        if not self.shape:
-            return Shard(self.shape, blocks, dtype)
-        rows = self.shape[0]
-        kept = {
-            offsets: tensor[: max(rows - offsets[0], 0)]
-            for offsets, tensor in blocks.items()
-            if offsets[0] < rows or not tensor.numel()
-        }
-        return Shard(self.shape, kept, dtype)
-
-    def shard_of_pieces(
-        self, pieces: Sequence[Piece], tensor_of: Callable[[Piece], Tensor]
+    def _clipped(
+        self, blocks: Mapping[Offsets, Tensor], layout: Layout, dtype: torch.dtype
     ) -> Shard:
-        """Returns what this rank has of a tensor that is split as the parameter and the pieces."""
+        """Returns the blocks without rows beyond the whole tensor, which are padding."""
+        if layout.shape:
+            rows = layout.shape[0]
+            blocks = {
+                offsets: tensor[: max(rows - offsets[0], 0)]
+                for offsets, tensor in blocks.items()
+                if offsets[0] < rows or not tensor.numel()
+            }
+        return Shard(layout, blocks, dtype)
+
+    def shard_of_pieces(self, optimizer: AdamW, tensor_of: Callable[[Piece], Tensor]) -> Shard:
+        """Returns what this rank has of a tensor that is split as the parameter and its pieces."""
         blocks: dict[Offsets, Tensor] = {}
         dtype = torch.promote_types(self.parameter.dtype, torch.float32)
         if not self.parameter.numel():  # no piece has a part of it
             return self.shard(self.parameter.detach().to(dtype))
-        for piece in pieces:
+        runs = optimizer.runs_of(self.parameter)
+        for piece in optimizer.pieces_of(self.parameter) or ():
             tensor = tensor_of(piece).detach()
-            if tensor.shape == self.parameter.shape:
+            if not runs:
                 return self.shard(tensor)
-            for inside, block in blocks_of_run(self.parameter.shape, piece.start, tensor):
+            flat = tensor.reshape(-1)
+            for inside, block in blocks_of_run(self.parameter.shape, piece.start, flat):
                 blocks[tuple(map(sum, zip(self.offsets, inside, strict=True)))] = block
-        return self._clipped(blocks, dtype)
+        return self._clipped(blocks, replace(self.layout, runs=runs), dtype)
+
+    def step_of_pieces(self, optimizer: AdamW) -> Shard:
+        """Returns how often the parameter was updated; the rank with its first element says it."""
+        pieces, runs = optimizer.pieces_of(self.parameter) or (), optimizer.runs_of(self.parameter)
+        layout = replace(self.layout, shape=(), dims=(), padding=0)
+        if runs and runs[0][-1]:
+            *_, at, part = runs[0]
+            layout = replace(layout, where={**layout.where, "data": (at // part,)})
+        dtype = pieces[0].step.dtype if pieces else torch.float32
+        return Shard(layout, {(): pieces[0].step} if pieces else {}, dtype)
 
 
 def placed_parameters(model: nn.Module) -> Iterator[PlacedParameter]:
@@ -93,30 +114,60 @@ def placed_parameters(model: nn.Module) -> Iterator[PlacedParameter]:
         for p in sharded_parameters(model):
             offsets, _ = p.grid.local_block(p.spec.full_sizes, p.spec.dims)
             name = f"{p.name}@{p.spec.stored_as}" if p.spec.stored_as else p.name
-            yield PlacedParameter(name, p.parameter, p.spec.state_sizes, tuple(offsets))
+            yield PlacedParameter(name, p.parameter, _layout_of(p), tuple(offsets))
         return
+    _, size = place_in_world()
     for name, parameter in model.named_parameters():
         if isinstance(parameter, DTensor):
             raise CheckpointError(
                 f"{name} is a DTensor: expected a model of axonn_ext, or one that each rank has "
                 "whole; torch.distributed.checkpoint saves and loads what FSDP2 has split"
             )
-        yield PlacedParameter(name, parameter, tuple(parameter.shape), (0,) * parameter.dim())
+        layout = Layout.whole(size, parameter.shape)
+        yield PlacedParameter(name, parameter, layout, (0,) * parameter.dim())
+
+
+def _layout_of(p: ShardedParameter) -> Layout:
+    pipe, stages = p.grid.shape.pipe, [p.grid.coords["pipe"]]
+    if p.spec.on_ends:
+        stages = [0, pipe - 1]
+    dims = tuple(tuple(p.spec.dims.get(dim, ())) for dim in range(len(p.spec.full_sizes)))
+    return Layout(
+        grid_of(p.grid.shape), p.spec.state_sizes, dims, p.spec.padding,
+        {"pipe": tuple(stages)} if pipe > 1 else {},
+    )  # fmt: skip
+
+
+def place_in_world() -> tuple[int, int]:
+    """Returns the rank of this process and the number of ranks; (0, 1) without torch's groups."""
+    if not dist.is_available() or not dist.is_initialized():
+        return 0, 1
+    return dist.get_rank(), dist.get_world_size()
+
+
+def stage_of(model: nn.Module) -> Layout:
+    """Returns the layout of a number that all ranks of this rank's pipeline stage have."""
+    for module in model.modules():
+        if (declared := declaration_of(module)) is not None:
+            shape = declared.grid.shape
+            stage = {"pipe": (declared.grid.coords["pipe"],)} if shape.pipe > 1 else {}
+            return Layout(grid_of(shape), (), (), where=stage)
+    return Layout.whole(place_in_world()[1], ())
 
 
 def model_shards(model: nn.Module, optimizer: Optimizer | None) -> dict[str, Shard]:
     """Returns the parameters, or their masters, and the persistent buffers, which share memory."""
     shards = {}
     for p in placed_parameters(model):
-        pieces = optimizer.pieces_of(p.parameter) if isinstance(optimizer, AdamW) else None
-        if pieces is None:
-            shards[f"model.{p.name}"] = p.shard(p.parameter.detach())
+        if isinstance(optimizer, AdamW) and optimizer.pieces_of(p.parameter) is not None:
+            shards[f"model.{p.name}"] = p.shard_of_pieces(optimizer, lambda piece: piece.master)
         else:
-            shards[f"model.{p.name}"] = p.shard_of_pieces(pieces, lambda piece: piece.master)
-    persistent = model.state_dict(keep_vars=True).keys()
+            shards[f"model.{p.name}"] = p.shard(p.parameter.detach())
+    persistent, stage = model.state_dict(keep_vars=True).keys(), stage_of(model)
     for name, buffer in model.named_buffers():
         if name in persistent:
-            shards[f"buffer.{name}"] = Shard.whole(buffer.detach())
+            layout = replace(stage, shape=tuple(buffer.shape), dims=((),) * buffer.dim())
+            shards[f"buffer.{name}"] = Shard.whole(buffer.detach(), layout)
     return shards
 
 
@@ -138,7 +189,7 @@ def optimizer_shards(model: nn.Module, optimizer: Optimizer) -> dict[str, Shard]
             if value.shape == p.parameter.shape:
                 shards[name] = p.shard(value)
             elif value.dim() == 0:
-                shards[name] = Shard.whole(value)
+                shards[name] = p.number(value)
             else:
                 raise CheckpointError(
                     f"{name} has shape {list(value.shape)}: expected that of the parameter, "
@@ -151,12 +202,13 @@ def _adamw_shards(model: nn.Module, optimizer: AdamW) -> dict[str, Shard]:
     """Returns the state of our AdamW, which shares memory with it."""
     shards = {}
     for p in placed_parameters(model):
-        pieces = optimizer.pieces_of(p.parameter)
-        if pieces:
+        if optimizer.pieces_of(p.parameter) is not None and p.parameter.numel():
             name = f"optimizer.{p.name}"
-            shards[f"{name}.step"] = Shard.whole(pieces[0].step)
-            shards[f"{name}.exp_avg"] = p.shard_of_pieces(pieces, lambda piece: piece.exp_avg)
-            shards[f"{name}.exp_avg_sq"] = p.shard_of_pieces(pieces, lambda piece: piece.exp_avg_sq)
+            shards[f"{name}.step"] = p.step_of_pieces(optimizer)
+            shards[f"{name}.exp_avg"] = p.shard_of_pieces(optimizer, lambda piece: piece.exp_avg)
+            shards[f"{name}.exp_avg_sq"] = p.shard_of_pieces(
+                optimizer, lambda piece: piece.exp_avg_sq
+            )
     return shards
 
 
@@ -185,7 +237,7 @@ def optimizer_targets(
                     torch.empty_like(p.parameter, dtype=dtype, requires_grad=False)
                 )
             else:
-                shards[name] = Shard.whole(torch.empty((), dtype=dtype))
+                shards[name] = p.number(torch.empty((), dtype=dtype))
     return shards
 
 
@@ -299,18 +351,24 @@ def optimizer_options(optimizer: Optimizer | None) -> tuple[Mapping[str, Any], .
     return tuple({k: value for k, value in group.items() if k not in names} for group in groups)
 
 
-def random_shards(rank: int) -> dict[str, Shard]:
+def random_shards() -> dict[str, Shard]:
     """Returns the state of this rank's random numbers: of torch on the CPU and on its GPU."""
-    shards = {f"rng.cpu.{rank}": Shard.whole(torch.get_rng_state())}
+    states = {"rng.cpu": torch.get_rng_state()}
     if torch.cuda.is_initialized():
-        shards[f"rng.cuda.{rank}"] = Shard.whole(torch.cuda.get_rng_state())
-    return shards
+        states["rng.cuda"] = torch.cuda.get_rng_state()
+    rank, size = place_in_world()
+    return {
+        name: Shard(
+            Layout((size, 1, 1, 1, 1), (size, len(state)), (("data",), ())),
+            {(rank, 0): state[None]}, state.dtype,
+        )
+        for name, state in states.items()
+    }  # fmt: skip
 
 
 def set_random_state(shards: Mapping[str, Shard]) -> None:
     """Sets what `random_shards` returned."""
-    for name, shard in shards.items():
-        if name.startswith("rng.cpu."):
-            torch.set_rng_state(shard.tensor)
-        elif name.startswith("rng.cuda."):
-            torch.cuda.set_rng_state(shard.tensor)
+    if "rng.cpu" in shards:
+        torch.set_rng_state(shards["rng.cpu"].tensor[0])
+    if "rng.cuda" in shards:
+        torch.cuda.set_rng_state(shards["rng.cuda"].tensor[0])

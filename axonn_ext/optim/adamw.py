@@ -94,6 +94,12 @@ class AdamW:
         self._pieces_of: dict[int, list[Piece]] = {id(p): [] for p in self._parameters}
         for piece in self.pieces:
             self._pieces_of[id(piece.parameter)].append(piece)
+        self._runs_of: dict[int, list[tuple[int, int, int, int]]] = {}
+        for bucket in (updated.bucket for each in self._bucketed for updated in each.buckets):
+            part = bucket.part_numel if bucket.num_parts > 1 else 0
+            for run in bucket.runs:
+                runs = self._runs_of.setdefault(id(run.parameter), [])
+                runs.append((run.start, run.stop, run.at, part))
 
     @property
     def pieces(self) -> list[Piece]:
@@ -103,6 +109,14 @@ class AdamW:
     def pieces_of(self, parameter: nn.Parameter) -> Sequence[Piece] | None:
         """Returns what this rank updates of a parameter; None: no rank updates it."""
         return self._pieces_of.get(id(parameter))
+
+    def runs_of(self, parameter: nn.Parameter) -> tuple[tuple[int, int, int, int], ...]:
+        """Returns the runs of a parameter in buckets; none where it is updated whole.
+
+        A run is (start, stop, place of its first element in the bucket, elements of the part of
+        one rank of data). The last is 0 where each rank of data updates all of the bucket.
+        """
+        return tuple(self._runs_of.get(id(parameter), ()))
 
     @property
     def options(self) -> list[Options]:

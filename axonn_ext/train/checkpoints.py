@@ -47,11 +47,14 @@ def find_resumed(config: Config, folder: Path) -> str:
     which none can be read.
     """
     asked = config.checkpoint.resume
-    if not asked or (asked == AUTO and not CheckpointFolder(folder / CHECKPOINTS).steps()):
-        return NOTHING
+    checkpoints = CheckpointFolder(folder / CHECKPOINTS)
     try:
+        if asked == AUTO:
+            checkpoints.recover()
+        if not asked or (asked == AUTO and not checkpoints.steps()):
+            return NOTHING
         return str(find_checkpoint(folder if asked == AUTO else Path(asked)).resolve())
-    except CheckpointError as error:
+    except (CheckpointError, OSError) as error:
         raise UserError(f"checkpoint.resume: {error}") from None
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import json
 import pickle
 import random
 import shutil
@@ -17,12 +16,14 @@ from torch import nn
 from axonn_ext import checkpoint
 from axonn_ext.checkpoint import CheckpointError
 from axonn_ext.checkpoint.files import find_problems
+from axonn_ext.checkpoint.layout import MOST_RANKS, Layout
 from axonn_ext.checkpoint.manifest import MANIFEST, read_manifest
 from axonn_ext.checkpoint.rewrite import reshard
 from axonn_ext.cli import main
 from axonn_ext.optim import AdamW
+from old_checkpoints import as_format_2, tamper
 
-FILE = "rank-00000.safetensors"
+FILE, INDEX = "rank-00000.safetensors", "rank-00000.json"
 
 
 def make_model(seed: int = 0) -> tuple[nn.Module, torch.optim.Optimizer]:
@@ -43,6 +44,15 @@ def good(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.fixture(scope="module")
+def old(good: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same, as earlier versions wrote it."""
+    folder = tmp_path_factory.mktemp("old") / "step-00000001"
+    shutil.copytree(good, folder)
+    as_format_2(folder)
+    return folder
+
+
 @functools.cache
 def other_model() -> tuple[nn.Module, torch.optim.Optimizer]:
     return make_model(seed=1)
@@ -59,7 +69,7 @@ def test_every_flip_and_every_cut_is_named(good, tmp_path, seed) -> None:
     folder = tmp_path / "step-00000002"
     shutil.copytree(good, folder)
     (tmp_path / good.name).symlink_to(good)
-    path = folder / draw.choice([FILE, FILE, FILE, MANIFEST])
+    path = folder / draw.choice([FILE, FILE, FILE, INDEX, MANIFEST])
     content = bytearray(path.read_bytes())
     place = draw.randrange(len(content))
     if seed % 4:
@@ -73,7 +83,7 @@ def test_every_flip_and_every_cut_is_named(good, tmp_path, seed) -> None:
     assert str(path) in message
     assert path.name == MANIFEST or "tensor" in message
     assert f"the newest other one that is whole is {tmp_path / good.name}" in message
-    if path.name == FILE:
+    if path.name != MANIFEST:
         assert str(path) in "\n".join(find_problems(folder, read_manifest(folder)))
 
 
@@ -82,9 +92,9 @@ def test_the_tensor_that_is_damaged_is_named(good, tmp_path) -> None:
     shutil.copytree(good, folder)
     manifest = read_manifest(folder)
     name = "optimizer.0.weight.exp_avg_sq"
-    (block,) = manifest.tensors[name].blocks
+    start = manifest.index(folder, FILE).starts[f"{name}@0,0"]
     with (folder / FILE).open("r+b") as file:
-        file.seek(block.start + 700_000)
+        file.seek(start + 700_000)
         file.write(b"\xff\xff")
     with pytest.raises(CheckpointError, match=rf"is damaged: bytes .* of tensors .*{name}"):
         load(folder)
@@ -110,15 +120,15 @@ class Harm:
         return Path.touch, (self.path,)
 
 
-@pytest.mark.parametrize("name", [FILE, MANIFEST, ".metadata"])
+@pytest.mark.parametrize("name", [FILE, INDEX, MANIFEST, ".metadata"])
 def test_nothing_that_is_loaded_runs_code(good, tmp_path, name) -> None:
     folder, harmed = tmp_path / "copy", tmp_path / "harmed"
     shutil.copytree(good, folder)
     content = pickle.dumps(Harm(harmed))
     (folder / name).write_bytes(content)
-    if name == FILE:  # with a manifest that vouches for it
-        tamper(folder, lambda body: body["files"][FILE].update(
-            num_bytes=len(content), checksums=[zlib.crc32(content)]))  # fmt: skip
+    if name == FILE:  # with an index that vouches for it
+        tamper(folder, lambda body: body.update(
+            num_bytes=len(content), checksums=[zlib.crc32(content)]), INDEX)  # fmt: skip
     if name == ".metadata":  # torch's own storage would unpickle it
         load(folder)
     else:
@@ -127,16 +137,56 @@ def test_nothing_that_is_loaded_runs_code(good, tmp_path, name) -> None:
     assert not harmed.exists()
 
 
-def tamper(folder: Path, change) -> None:
-    """Changes the manifest, and makes its checksum right again."""
-    body = json.loads((folder / MANIFEST).read_text())["checkpoint"]
-    change(body)
-    text = json.dumps(body)
-    crc = zlib.crc32(text.encode())
-    (folder / MANIFEST).write_text(f'{{"crc32": {crc}, "checkpoint": {text}}}\n')
+def layout(body: dict, name: str = "model.0.bias") -> dict:
+    return body["tensors"][name]
 
 
 TAMPERED = {
+    "a dtype": lambda b: layout(b).update(dtype="os.system"),
+    "another format": lambda b: b.update(format=99),
+    "no files": lambda b: b.pop("num_files"),
+    "no file": lambda b: b.update(num_files=0),
+    "more files than can be": lambda b: b.update(num_files=10**12),
+    "text for a size": lambda b: b.update(num_bytes="many"),
+    "no mapping": lambda b: b.update(extra=[1]),
+    "a grid of another size": lambda b: layout(b).update(grid=[2, 1, 1, 1, 1]),
+    "a grid of four axes": lambda b: layout(b).update(grid=[1, 1, 1, 1]),
+    "a grid of 10**30 ranks": lambda b: layout(b).update(grid=[10**15, 10**15, 1, 1, 1]),
+    "an axis": lambda b: layout(b).update(dims=[["os"]]),
+    "an axis twice": lambda b: layout(b, "model.0.weight").update(dims=[["x"], ["x"]]),
+    "too few dims": lambda b: layout(b, "model.0.weight").update(dims=[[]]),
+    "a fraction": lambda b: layout(b).update(shape=[0.5]),
+    "sizes below 0": lambda b: layout(b).update(shape=[-1]),
+    "a size of 31 digits": lambda b: layout(b).update(shape=[10**30]),
+    "more elements than can be": lambda b: layout(b, "model.0.weight").update(
+        shape=[1 << 40, 1 << 40]
+    ),
+    "padding below 0": lambda b: layout(b).update(padding=-1),
+    "a place beyond the axis": lambda b: layout(b).update(where={"pipe": [1]}),
+    "no place": lambda b: layout(b).update(where={"pipe": []}),
+    "runs with a gap": lambda b: layout(b).update(runs=[[0, 100, 0, 0], [101, 512, 0, 0]]),
+    "runs that end early": lambda b: layout(b).update(runs=[[0, 511, 0, 0]]),
+    "runs that overlap": lambda b: layout(b).update(runs=[[0, 100, 0, 0], [99, 512, 0, 0]]),
+    "a run outside its bucket": lambda b: layout(b).update(runs=[[0, 512, 0, 511]]),
+    "a turn below 0": lambda b: layout(b).update(turn=-1),
+}  # fmt: skip
+
+
+def part(body, offsets: list[int], sizes: list[int]) -> dict:
+    (block,) = body["tensors"]["model.2.weight"]["blocks"]
+    return block | {"offsets": offsets, "sizes": sizes}
+
+
+@pytest.mark.parametrize("change", TAMPERED.values(), ids=TAMPERED)
+def test_a_manifest_that_makes_no_sense_is_refused(good, tmp_path, change) -> None:
+    folder = tmp_path / "copy"
+    shutil.copytree(good, folder)
+    tamper(folder, change)
+    with pytest.raises(CheckpointError, match=MANIFEST):
+        load(folder)
+
+
+TAMPERED_OLD = {
     "a path": lambda b: b["files"].update({"../../etc/passwd": b["files"][FILE]}),
     "outside the file": lambda b: b["tensors"]["model.0.bias"]["blocks"][0].update(start=1 << 40),
     "before the file": lambda b: b["tensors"]["model.0.bias"]["blocks"][0].update(start=-8),
@@ -165,18 +215,65 @@ TAMPERED = {
 }  # fmt: skip
 
 
-def part(body, offsets: list[int], sizes: list[int]) -> dict:
-    (block,) = body["tensors"]["model.2.weight"]["blocks"]
-    return block | {"offsets": offsets, "sizes": sizes}
-
-
-@pytest.mark.parametrize("change", TAMPERED.values(), ids=TAMPERED)
-def test_a_manifest_that_makes_no_sense_is_refused(good, tmp_path, change) -> None:
+@pytest.mark.parametrize("change", TAMPERED_OLD.values(), ids=TAMPERED_OLD)
+def test_an_old_manifest_that_makes_no_sense_is_refused(old, tmp_path, change) -> None:
     folder = tmp_path / "copy"
-    shutil.copytree(good, folder)
+    shutil.copytree(old, folder)
+    load(folder)
     tamper(folder, change)
     with pytest.raises(CheckpointError, match=MANIFEST):
         load(folder)
+
+
+TAMPERED_INDEXES = {
+    "outside the file": lambda b: b["starts"].update({"model.0.bias@0": 1 << 40}),
+    "before the file": lambda b: b["starts"].update({"model.0.bias@0": -8}),
+    "a fraction": lambda b: b["starts"].update({"model.0.bias@0": 0.5}),
+    "a block that is missing": lambda b: b["starts"].pop("model.0.bias@0"),
+    "another file": lambda b: b.update(file="rank-00001.safetensors"),
+    "another checkpoint": lambda b: b.update(token="0123456789abcdef"),
+    "too few checksums": lambda b: b["checksums"].pop(),
+    "a size that no list of checksums can have": lambda b: b.update(num_bytes=10**17),
+    "text for a size": lambda b: b.update(num_bytes="many"),
+    "no starts": lambda b: b.pop("starts"),
+}
+
+
+@pytest.mark.parametrize("change", TAMPERED_INDEXES.values(), ids=TAMPERED_INDEXES)
+def test_an_index_that_makes_no_sense_is_refused(good, tmp_path, change) -> None:
+    folder = tmp_path / "copy"
+    shutil.copytree(good, folder)
+    tamper(folder, change, INDEX)
+    with pytest.raises(CheckpointError, match=INDEX):
+        load(folder)
+    assert any(INDEX in problem for problem in find_problems(folder, read_manifest(folder)))
+
+
+def test_a_file_in_the_place_of_another_is_noticed(tmp_path) -> None:
+    """Be it that of another rank, or of the same rank in another checkpoint."""
+    model, _ = make_model()
+    for name in ("one", "two"):
+        checkpoint.save(tmp_path / name, model=model)
+    reshard(tmp_path / "one", tmp_path / "shared", num_files=2)
+    reshard(tmp_path / "two", tmp_path / "other", num_files=2)
+    for source, target in (("other", 0), ("shared", 1)):
+        folder = tmp_path / f"mixed-{target}"
+        shutil.copytree(tmp_path / "shared", folder)
+        for kind in (".safetensors", ".json"):
+            shutil.copy(
+                tmp_path / source / f"rank-00000{kind}", folder / f"rank-0000{target}{kind}"
+            )
+        (problem,) = find_problems(folder, read_manifest(folder))
+        assert f"rank-0000{target}.json belongs to another" in problem
+        with pytest.raises(CheckpointError, match="belongs to another"):
+            checkpoint.load(folder, model=model, random=False)
+
+
+def test_a_layout_as_large_as_can_be_takes_no_memory() -> None:
+    layout = Layout((1, 1, 1, 1, MOST_RANKS), (MOST_RANKS << 30,), (("x",),))
+    (block,) = layout.overlapping((5 << 30,), (7,))
+    assert (block.offsets, block.sizes) == ((5 << 30,), (1 << 30,))
+    assert block.file == "rank-00005.safetensors"
 
 
 CHANGED = {
@@ -193,25 +290,14 @@ CHANGED = {
         lambda b: b["optimizer_options"][0].update(betas=7), r"option betas is 7, here \(0\.9,"
     ),
     "a shape": (
-        lambda b: b["tensors"]["optimizer.0.bias.exp_avg"].update(
-            shape=[2, 256], blocks=[part(b, [0, 0], [2, 256])]
-        ),
+        lambda b: layout(b, "optimizer.0.bias.exp_avg").update(shape=[2, 256], dims=[[], []]),
         r"optimizer\.0\.bias\.exp_avg has shape \[2, 256\], here \[512\]",
     ),
     "a huge state of random numbers": (
-        lambda b: (
-            b["files"].update({"rank-00009.safetensors": huge_file()}),
-            b["tensors"]["rng.cpu.0"].update(shape=[10**13], blocks=[
-                {"offsets": [0], "sizes": [10**13], "file": "rank-00009.safetensors", "start": 0}
-            ]),
-        ),
-        r"rng\.cpu\.0 has shape \[10000000000000\], here \[5056\]",
+        lambda b: layout(b, "rng.cpu").update(shape=[1, 10**13]),
+        r"rng\.cpu has shape \[1, 10000000000000\], here \[1, 5056\]",
     ),
 }  # fmt: skip
-
-
-def huge_file() -> dict:
-    return {"num_bytes": 10**13, "checksums": [0] * (-(-(10**13) // (1 << 20)))}
 
 
 @pytest.mark.parametrize(("change", "message"), CHANGED.values(), ids=CHANGED)
@@ -242,12 +328,28 @@ def test_the_state_of_another_kind_of_optimizer_is_refused(tmp_path) -> None:
         checkpoint.load(tmp_path / "one", model=model, optimizer=ours)
 
 
-def test_no_more_memory_is_taken_than_the_files_have(good, tmp_path, capsys) -> None:
-    folder = tmp_path / "copy"
-    shutil.copytree(good, folder)
-    tamper(folder, CHANGED["a huge state of random numbers"][0])
-    with pytest.raises(CheckpointError, match=r"rank-00009\.safetensors: cannot be read"):
-        reshard(folder, tmp_path / "out", num_files=1)
+def test_no_more_memory_is_taken_than_the_files_have(good, old, tmp_path) -> None:
+    for number, (source, change, message) in enumerate(
+        (
+            (good, CHANGED["a huge state of random numbers"][0], "no whole block of rng.cpu"),
+            (old, list_huge_file, r"rank-00009\.safetensors: cannot be read"),
+        )
+    ):
+        folder = tmp_path / str(number)
+        shutil.copytree(source, folder)
+        tamper(folder, change)
+        with pytest.raises(CheckpointError, match=message):
+            reshard(folder, tmp_path / "out", num_files=1)
+
+
+def list_huge_file(body: dict) -> None:
+    file = "rank-00009.safetensors"
+    size = 10**13
+    checksums = [0] * (-(-size // (1 << 20)))
+    body["files"][file] = {"num_bytes": size, "checksums": checksums}
+    body["tensors"]["rng.cpu.0"].update(
+        shape=[size], blocks=[{"offsets": [0], "sizes": [size], "file": file, "start": 0}]
+    )
 
 
 @pytest.mark.parametrize("written", ["x", {}, 1e30, -1])

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from axonn_ext.checkpoint.shards import blocks_of_run
+from axonn_ext.checkpoint.runs import blocks_of_run
 
 
 @pytest.mark.parametrize("dims", range(5))

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import resource
+import shutil
+import signal
 import threading
 from pathlib import Path
 
@@ -12,10 +15,13 @@ from torch.distributed.fsdp import fully_shard
 
 from axonn_ext import Grid, GridShape, checkpoint
 from axonn_ext.checkpoint import CheckpointError, Saver
-from axonn_ext.checkpoint.folder import CheckpointFolder, find_checkpoint
+from axonn_ext.checkpoint.files import find_problems
+from axonn_ext.checkpoint.folder import CheckpointFolder, find_checkpoint, replaced_path
 from axonn_ext.checkpoint.manifest import read_manifest
 from axonn_ext.nn import Linear
 from axonn_ext.optim import AdamW
+from axonn_ext.train.checkpoints import find_resumed
+from axonn_ext.train.config import CheckpointTable, Config
 from grids import grid_of
 from limits import HANG_SECONDS
 
@@ -182,6 +188,48 @@ def test_what_a_run_left_that_was_resumed_further_back_is_not_taken_for_newer(tm
     assert saver.folder.steps() == [10, 20, 30]
 
 
+def test_a_replacement_that_was_interrupted_leaves_the_old_checkpoint(tmp_path) -> None:
+    """As a job leaves it that is killed after it took the old one's name, before the new has it."""
+    model = small()
+    with torch.no_grad():
+        saver = Saver(tmp_path / "run" / "checkpoints", background=False)
+        next(model.parameters()).fill_(1)
+        saver.save(1, model=model)
+        folder = saver.folder.path(1)
+        shutil.copytree(folder, folder.with_name(f".{folder.name}.partial"))
+        folder.rename(replaced_path(folder))
+        assert saver.folder.steps() == []
+        next(model.parameters()).fill_(2)
+        saver.save(2, model=model)
+    assert saver.folder.steps() == [1, 2]
+    checkpoint.load(folder, model=model)
+    assert next(model.parameters()).flatten()[0] == 1
+    assert not list(saver.folder.root.glob(".*"))
+    folder.rename(replaced_path(folder))
+    shutil.rmtree(saver.folder.path(2))
+    (saver.folder.root / "latest").unlink()
+    resume = Config(checkpoint=CheckpointTable(interval=1, resume="auto"))
+    assert find_resumed(resume, tmp_path / "run") == str(folder)
+
+
+def test_a_full_disk_is_an_error_and_leaves_the_last_checkpoint(tmp_path) -> None:
+    model, limits = nn.Linear(600, 600), resource.getrlimit(resource.RLIMIT_FSIZE)
+    saver = Saver(tmp_path, background=False)
+    saver.save(1, model=model)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1_000_000, limits[1]))
+    try:
+        with pytest.raises(CheckpointError, match=r"rank-00000\.safetensors: File too large"):
+            saver.save(2, model=model)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, handler)
+    assert saver.folder.steps() == [1] and not list(tmp_path.glob(".*"))
+    assert not list(find_problems(saver.folder.path(1), read_manifest(saver.folder.path(1))))
+    saver.save(3, model=model)
+    assert saver.folder.steps() == [1, 3]
+
+
 # --- Several ranks --------------------------------------------------------------------------------
 
 
@@ -252,6 +300,40 @@ def test_damage_that_one_rank_sees_is_raised_on_all(pool, tmp_path) -> None:
     assert "rank-00001.safetensors is damaged: bytes" in messages[0]
 
 
+def save_what_differs(folder: Path) -> list[str]:
+    """Models that differ: in a name, in a shape, and on one rank of a stage of a pipeline."""
+    rank, errors = torch.distributed.get_rank(), []
+    grid = grid_of(GridShape(pipe=2, x=2))
+    pairs: list[tuple[nn.Module, nn.Module]] = [
+        (nn.Linear(2, 3), nn.Linear(2, 3, bias=False)),
+        (nn.Linear(2, 3), nn.Linear(3, 3)),
+        (
+            nn.ModuleList([Linear(8, 8, role="expand", grid=grid)]),
+            nn.ModuleList([Linear(8, 8, role="expand", grid=grid, dtype=torch.bfloat16)]),
+        ),
+    ]
+    for one, other in pairs:
+        try:
+            checkpoint.save(folder / "one", model=other if rank == 3 else one)
+        except CheckpointError as error:
+            errors.append(str(error))
+    return errors
+
+
+def test_ranks_whose_tensors_differ_are_refused_before_anything_is_written(pool, tmp_path) -> None:
+    for errors in pool(4).run(save_what_differs, tmp_path):
+        assert errors == [
+            "ranks 0 and 3 save different tensors: model.bias is float32 [3] on rank 0, missing "
+            "on rank 3",
+            "ranks 0 and 3 save different tensors: model.weight is float32 [3, 2] on rank 0, "
+            "float32 [3, 3] on rank 3",
+            "ranks 2 and 3 save different tensors: model.0.bias is float32 [8] on rank 2, "
+            "bfloat16 [8] on rank 3, model.0.weight is float32 [8, 8] on rank 2, bfloat16 [8, 8] "
+            "on rank 3",
+        ]
+    assert not list(tmp_path.iterdir())
+
+
 def written_bytes(folder: Path) -> int:
     grid: Grid = grid_of(GridShape(1, 2, 1, 2))
     model = nn.ModuleDict({"linear": Linear(64, 64, role="expand", grid=grid, bias=False)})
@@ -263,7 +345,7 @@ def test_copies_are_written_once_and_by_several_ranks(pool, tmp_path) -> None:
     pool(4).run(written_bytes, tmp_path / "one")
     manifest = read_manifest(tmp_path / "one")
     tensor = manifest.tensors["model.linear.weight"]
-    assert sum(tensor.num_bytes(block) for block in tensor.blocks) == 64 * 64 * 4
+    assert sum(tensor.num_bytes(block.sizes) for block in tensor.blocks) == 64 * 64 * 4
     assert len({block.file for block in tensor.blocks}) == 2
 
 

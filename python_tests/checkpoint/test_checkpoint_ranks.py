@@ -1,0 +1,135 @@
+"""How ranks agree about a checkpoint: the store's work for each, and ranks that do not come."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+import pytest
+from torch.distributed import HashStore, Store
+
+from axonn_ext.checkpoint import CheckpointError
+from axonn_ext.checkpoint.ranks import Ranks
+from limits import HANG_SECONDS
+
+
+class Counting:
+    """A rank's store, which counts what the rank asks and the bytes that it sends and gets."""
+
+    def __init__(self, store: Store) -> None:
+        self.store, self.count, self.num_bytes = store, 0, 0
+
+    def __getattr__(self, name: str) -> Callable[..., object]:
+        def ask(*arguments: object) -> object:
+            self.count += 1
+            found = getattr(self.store, name)(*arguments)
+            self.num_bytes += sum(len(a) for a in (*arguments, found) if isinstance(a, bytes))
+            return found
+
+        return ask
+
+
+def together(
+    size: int, act: Callable[[Ranks], object], store: Store | None = None, *,
+    absent: tuple[int, ...] = (),
+) -> tuple[dict[int, object], dict[int, Counting]]:  # fmt: skip
+    """What each rank's call returns, or the text of its CheckpointError; and the ranks' stores."""
+    shared = store or HashStore()
+    stores = {rank: Counting(shared) for rank in range(size) if rank not in absent}
+    answers: dict[int, object] = {}
+
+    def run(rank: int) -> None:
+        try:
+            answers[rank] = act(Ranks(rank, size, stores[rank]))
+        except CheckpointError as error:
+            answers[rank] = str(error)
+
+    threads = [threading.Thread(target=run, args=(rank,), daemon=True) for rank in stores]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(HANG_SECONDS)
+    return answers, stores
+
+
+def rounds(count: int) -> Callable[[Ranks], object]:
+    def act(ranks: Ranks) -> object:
+        for _ in range(count):
+            found = ranks.reduced(1, lambda a, b: a + b)
+        return found
+
+    return act
+
+
+def test_the_work_of_a_rank_does_not_grow_with_their_number() -> None:
+    most = []
+    for size in (17, 128, 512):  # from 17 on, there is one that has a parent and 8 children
+        answers, stores = together(size, rounds(3))
+        assert set(answers.values()) == {size}
+        most.append(max(each.count for each in stores.values()))
+        assert max(each.num_bytes for each in stores.values()) < 3 * 11 * 40
+    assert len(set(most)) == 1 and most[0] <= 3 * 20
+
+
+def test_what_ranks_say_does_not_stay_in_the_store() -> None:
+    counts = []
+    for number in (2, 20):
+        store = HashStore()
+        together(20, rounds(number), store)
+        counts.append(store.num_keys())
+    assert counts[0] == counts[1] <= 3
+
+
+def test_an_error_is_raised_on_all_with_its_first_rank() -> None:
+    def act(ranks: Ranks) -> None:
+        ranks.agree(f"no {ranks.rank // 10}" if ranks.rank in (17, 25, 26) else None)
+
+    answers, _ = together(30, act)
+    assert set(answers.values()) == {"rank 17: no 1"}
+    answers, _ = together(30, lambda ranks: ranks.agree("nobody can"))
+    assert set(answers.values()) == {"nobody can"}
+
+
+def test_what_rank_0_cannot_do_is_raised_on_all() -> None:
+    def act(ranks: Ranks) -> object:
+        assert ranks.told(lambda: {"from": ranks.rank}) == {"from": 0}
+        return ranks.told(lambda: [][1] if ranks.rank else int("x"))
+
+    answers, _ = together(12, act)
+    assert len(set(answers.values())) == 1
+    assert str(answers[7]).startswith("rank 0: invalid literal for int()")
+
+
+@pytest.mark.parametrize("absent", [(3,), (1, 100), (0,)])
+def test_ranks_that_do_not_come_are_named(monkeypatch, absent) -> None:
+    monkeypatch.setenv("AXONN_TIMEOUT_SECONDS", "2")
+    answers, _ = together(120, rounds(1), absent=absent)
+    assert len(answers) == 120 - len(absent)
+    # Rank 12 misses rank 100, and tells rank 1, which is not there either.
+    (text,) = set(answers.values())
+    assert text == f"no word of rank {absent[0]} for 2 s (AXONN_TIMEOUT_SECONDS)"
+
+
+def test_a_rank_that_is_at_work_is_waited_for(monkeypatch) -> None:
+    monkeypatch.setenv("AXONN_TIMEOUT_SECONDS", "4")
+
+    def act(ranks: Ranks) -> object:
+        end = time.monotonic() + (10 if ranks.rank == 15 else 0)
+        while time.monotonic() < end:
+            time.sleep(0.01)
+            ranks.beat()
+        return ranks.reduced(1, lambda a, b: a + b)
+
+    answers, _ = together(20, act)
+    assert set(answers.values()) == {20}
+
+
+def test_a_message_that_the_store_cannot_take_is_an_error() -> None:
+    def act(ranks: Ranks) -> object:
+        value = [hash((ranks.rank, n)) for n in range(1_000_000)] if ranks.rank == 2 else []
+        return ranks.reduced(value, lambda a, b: a + b)
+
+    answers, _ = together(3, act)
+    (text,) = set(answers.values())
+    assert "bytes, more than c10d's store takes" in str(text)
