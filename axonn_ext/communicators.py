@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed import PrefixStore, Store
+from torch.distributed import PrefixStore
 
 from axonn_ext import _library, settings
-from axonn_ext.meeting import name_ranks
-from axonn_ext.stores import comes
+from axonn_ext.meeting import name_ranks, said_by_all
 
 if TYPE_CHECKING:
     from axonn_ext._cuda import CommunicatorGrid
@@ -90,12 +88,16 @@ class Communicators:
         assert world is not None, "a Grid needs an initialised process group"
         asks = f"max_ctas={max_ctas}" + (", required" if required else "")
         said = said_by_all(
-            world.get_group_store(), world.rank(), world.size(),
-            json.dumps([asks, why_none(self._library)]), timeout_s=loaded.timeout_seconds,
+            PrefixStore("axonn/communicators", world.get_group_store()), world.rank(),
+            range(world.size()), json.dumps([asks, why_none(self._library)]),
+            what="NCCL communicators",
         )  # fmt: skip
         asked: dict[str, list[int]] = {}
         missing: dict[str, list[int]] = {}
-        for text, ranks in said.items():
+        for text, ranks in said:
+            if text is None:
+                missing["for other reasons"] = ranks
+                continue
             theirs, problem = json.loads(text)
             asked[theirs] = sorted(asked.get(theirs, []) + ranks)
             if problem:
@@ -132,45 +134,3 @@ def why_none(library: Any) -> str:
         needed = ".".join(map(str, MIN_NCCL))
         return f"NCCL {version or 'of unknown version'} is loaded, and {needed} is the oldest"
     return ""
-
-
-def said_by_all(
-    store: Store, rank: int, size: int, text: str, *, timeout_s: float
-) -> dict[str, list[int]]:
-    """Returns, on every rank, the ranks that said each text, by text.
-
-    Rank 0 reads what the others say and tells all of them, so that the store serves each rank a few
-    times only. All ranks must call this equally often.
-
-    Raises RuntimeError that names the ranks that do not come within timeout_s seconds.
-    """
-    number = store.add(f"axonn/communicators/calls/{rank}", 1)
-    here = PrefixStore(f"axonn/communicators/{number}", store)
-    here.set(f"said/{rank}", text)
-    if rank == 0:
-        here.set("answer", json.dumps(_collect(here, size, timeout_s)))
-    elif not comes(here, ["answer"], timedelta(seconds=timeout_s)):
-        raise RuntimeError(
-            f"NCCL communicators: rank {rank} has heard nothing of rank 0 for {timeout_s:g} s "
-            "(AXONN_TIMEOUT_SECONDS)"
-        )
-    answer = json.loads(here.get("answer"))
-    if isinstance(answer, str):
-        raise RuntimeError(answer)
-    return {said: list(ranks) for said, ranks in answer.items()}
-
-
-def _collect(store: Store, size: int, timeout_s: float) -> dict[str, list[int]] | str:
-    """Returns the ranks by what they say, or, if some do not come, what every rank is to raise."""
-    keys = [f"said/{rank}" for rank in range(size)]
-    if not comes(store, keys, timedelta(seconds=timeout_s)):
-        absent = [rank for rank, key in enumerate(keys) if not store.check([key])]
-        if absent:
-            return (
-                f"NCCL communicators: {name_ranks(absent)} did not ask for them within "
-                f"{timeout_s:g} s (AXONN_TIMEOUT_SECONDS)"
-            )
-    said: dict[str, list[int]] = {}
-    for rank, key in enumerate(keys):
-        said.setdefault(store.get(key).decode(), []).append(rank)
-    return said

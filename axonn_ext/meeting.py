@@ -1,7 +1,7 @@
 """How ranks meet through a store of c10d: all must come, and must say the same.
 
 Whatever the number of ranks, each uses the store some eight times. If they differ, the last one
-tells which ranks say the same, and each reads at most MOST_SAID different sayings.
+reads what all say and tells which ranks say the same; each reads at most MOST_SAID texts.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch.distributed import PrefixStore, Store
 from axonn_ext import settings
 from axonn_ext._version import __version__
 from axonn_ext.inputs.errors import MAX_SHOWN, clipped, first_of
-from axonn_ext.stores import comes
+from axonn_ext.stores import BATCH, absent, comes
 
 MOST_SAID = 8  # different sets of values of which a message tells
 MOST_KEYS = 8  # keys that a message names
@@ -26,6 +26,7 @@ _MOST_RANGES = 16
 _BEFORE = 20  # characters of a long value that are shown before the first that differs
 _FAILED = "failed"  # what a rank says that has found a mistake of its own
 _NOT_SET = "not set"
+_LOOK = timedelta(seconds=30)  # one rank looks for all in a few (calculated for 32,768 ranks)
 
 
 class RanksDiffer(RuntimeError):
@@ -73,30 +74,76 @@ def meet(
         RanksMissing: ranks do not come, which it names.
         DistNetworkError: the process that serves the store has ended.
     """
-    if len(members) == 1:
+    text = _FAILED if values is None else json.dumps(values, sort_keys=True)
+    said = said_by_all(store, rank, members, text, what=what, patience=patience)
+    if values is None or len(said) == 1:
         return
+    failed = [rank for text, ranks in said if text == _FAILED for rank in ranks]
+    if failed:
+        raise RanksFailed(what, failed)
+    groups = [(ranks, json.loads(text)) for text, ranks in said if text is not None]
+    problems = _differences(groups)
+    problems += [
+        f"{name_ranks(ranks)} differ from these, and from each other"
+        for text, ranks in said
+        if text is None
+    ]
+    raise RanksDiffer(what, problems)
+
+
+def said_by_all(
+    store: Store, rank: int, members: Sequence[int], text: str, *, what: str = "",
+    patience: timedelta | None = None,
+) -> list[tuple[str | None, list[int]]]:  # fmt: skip
+    """Returns, on every member, each text that members say and the ranks that say it.
+
+    The text of most ranks comes first. After MOST_SAID texts, None stands for all others.
+    All members must call it equally often. The arguments, and errors, are those of `meet`.
+    """
+    if len(members) == 1:
+        return [(text, [*members])]
     # Nobody comes to the next meeting before all have come to this one.
     number = (store.add("comers", 1) - 1) // len(members)
     here = PrefixStore(f"meeting/{number}", store)
-    word = _FAILED if values is None else _digest(values)
-    here.set(_key(rank), word)
-    if here.compare_set("first", "", word).decode() != word:
-        here.add("others", 1)
+    word = hashlib.sha256(text.encode()).hexdigest()[:32]
+    here.set(str(rank), word)
+    if here.add(f"said/{word}", 1) == 1:
+        here.set(f"text/{word}", text)
+        here.add("texts", 1)
     if here.add("arrived", 1) == len(members):
-        here.set("verdict", _said(here, members) if here.add("others", 0) else word)
-    verdict = _wait(here, "verdict", members, patience or _timeout(), what)
-    if values is None or verdict == word:
-        return
-    groups = [(said, _ranks_of(runs)) for said, runs in json.loads(verdict)]
-    failed = [rank for said, ranks in groups if said == _FAILED for rank in ranks]
-    if failed:
-        raise RanksFailed(what, failed)
-    if here.add(f"told/{word}", 1) == 1:
-        here.set(f"values/{word}", json.dumps(values))
-    problems = _differences(_read(here, groups[:MOST_SAID], what))
-    if rest := [rank for _, ranks in groups[MOST_SAID:] for rank in ranks]:
-        problems.append(f"{name_ranks(rest)} differ from these, and from each other")
-    raise RanksDiffer(what, problems)
+        alike = here.add("texts", 0) == 1
+        here.set("verdict", json.dumps([] if alike else _said(here, members)))
+    patience = patience or timedelta(seconds=settings.load().timeout_seconds)
+    if not comes(here, ["verdict"], patience):
+        # A rank that has a mistake to report waits for less long than the others do.
+        who = "others" if text == _FAILED else name_missing(here, rank, members)
+        raise RanksMissing(
+            f"{what and f'{what}: '}no word of {who} after {patience.total_seconds():g} s "
+            "(AXONN_TIMEOUT_SECONDS)"
+        )
+    groups = [(word, _ranks_of(runs)) for word, runs in json.loads(here.get("verdict"))]
+    if not groups:
+        return [(text, [*members])]
+    words = [f"text/{word}" for word, _ in groups[:MOST_SAID]]
+    texts = [said.decode() for said in here.multi_get(words)]
+    said = [(said, ranks) for said, (_, ranks) in zip(texts, groups, strict=False)]
+    rest = [rank for _, ranks in groups[MOST_SAID:] for rank in ranks]
+    return [*said, (None, rest)] if rest else [*said]
+
+
+def name_missing(store: Store, rank: int, members: Sequence[int]) -> str:
+    """Names the members that have not set the key of their number.
+
+    The first rank that asks looks, and tells the others.
+    """
+    key = "missing/ranks"
+    if store.add("missing/askers", 1) == 1:
+        late = [members[i] for i in absent(store, [*map(str, members)])]
+        store.set(key, name_ranks(late) if late else "")
+    named = store.get(key).decode() if comes(store, [key], _LOOK) else ""
+    if named in ("", name_ranks([rank])):
+        return "another rank, which has come and gone"
+    return named
 
 
 def same_in_world(
@@ -143,46 +190,15 @@ def _ranks_of(runs: Iterable[Sequence[int]]) -> list[int]:
     return [rank for first, last in runs for rank in range(first, last + 1)]
 
 
-def _digest(values: Mapping[str, str]) -> str:
-    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:32]
-
-
-def _key(rank: int) -> str:
-    return f"word/{rank}"
-
-
-def _timeout() -> timedelta:
-    return timedelta(seconds=settings.load().timeout_seconds)
-
-
-def _wait(store: Store, key: str, members: Sequence[int], patience: timedelta, what: str) -> str:
-    if not comes(store, [key], patience):
-        late = [rank for rank in members if not store.check([_key(rank)])]
-        who = name_ranks(late) if late else "another rank, which has come and gone"
-        raise RanksMissing(
-            f"{what and f'{what}: '}no word of {who} after {patience.total_seconds():g} s "
-            "(AXONN_TIMEOUT_SECONDS)"
-        )
-    return store.get(key).decode()
-
-
-def _said(store: Store, members: Sequence[int]) -> str:
-    """Returns the words of all ranks as JSON, the most frequent first, with the runs of ranks."""
+def _said(store: Store, members: Sequence[int]) -> list[tuple[str, list[list[int]]]]:
+    """Returns the words of all ranks, the most frequent first, with the runs of ranks."""
     ranks_of: dict[str, list[int]] = {}
-    for rank, word in zip(members, store.multi_get([*map(_key, members)]), strict=True):
-        ranks_of.setdefault(word.decode(), []).append(rank)
+    for first in range(0, len(members), BATCH):
+        batch = members[first : first + BATCH]
+        for rank, word in zip(batch, store.multi_get([*map(str, batch)]), strict=True):
+            ranks_of.setdefault(word.decode(), []).append(rank)
     groups = sorted(ranks_of.items(), key=lambda item: (-len(item[1]), item[1][0]))
-    return json.dumps([[word, _runs_of(ranks)] for word, ranks in groups])
-
-
-def _read(
-    store: Store, groups: Sequence[tuple[str, list[int]]], what: str
-) -> list[tuple[list[int], dict[str, str]]]:
-    """Returns the ranks and values of each group of ranks that say the same."""
-    return [
-        (ranks, json.loads(_wait(store, f"values/{word}", ranks, _timeout(), what)))
-        for word, ranks in groups
-    ]
+    return [(word, _runs_of(ranks)) for word, ranks in groups]
 
 
 def _differences(said: Sequence[tuple[list[int], Mapping[str, str]]]) -> list[str]:

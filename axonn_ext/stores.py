@@ -7,6 +7,8 @@ from datetime import timedelta
 
 from torch.distributed import DistNetworkError, Store
 
+BATCH = 256  # keys that one operation names
+
 
 def comes(store: Store, keys: Sequence[str], timeout: timedelta) -> bool:
     """Returns whether all keys are set within the timeout.
@@ -20,6 +22,16 @@ def comes(store: Store, keys: Sequence[str], timeout: timedelta) -> bool:
     except RuntimeError:  # c10d's stores raise several kinds
         return False
     return True
+
+
+def absent(store: Store, keys: Sequence[str]) -> list[int]:
+    """Returns the indices of the keys that are not set, of which most are thought to be."""
+    found: list[int] = []
+    for first in range(0, len(keys), BATCH):
+        batch = keys[first : first + BATCH]
+        if not store.check(list(batch)):
+            found += [first + i for i, key in enumerate(batch) if not store.check([key])]
+    return found
 
 
 def file_name(text: object) -> str:

@@ -6,9 +6,6 @@ cpp_tests/ranks/call_log_test.cpp, what they compute in gpu/test_gpu_communicato
 
 from __future__ import annotations
 
-import random
-import threading
-import time
 from typing import Any
 
 import pytest
@@ -16,10 +13,9 @@ import torch
 import torch.distributed as dist
 
 from axonn_ext import GridShape
-from axonn_ext.communicators import Communicators, said_by_all, why_none
+from axonn_ext.communicators import Communicators, why_none
 from fake_communicators import FakeLibrary
 from grids import grid_of
-from limits import HANG_SECONDS
 
 GPU = torch.device("cuda", 0)
 AXES = {"z": [0, 1], "data": [0, 2]}
@@ -62,53 +58,6 @@ def test_a_grid_of_one_rank_needs_none() -> None:
 def test_an_old_nccl_is_none(nccl: str, why: str) -> None:
     said = why_none(FakeLibrary(nccl))
     assert said.startswith(why) if why else said == ""
-
-
-# --- What ranks say ------------------------------------------------------------------------------
-
-
-def on_threads(
-    texts: dict[int, str], size: int, *, timeout_s: float
-) -> dict[int, dict[str, list[int]] | str]:
-    """What said_by_all returns, or raises, on the ranks that take part, each in a thread."""
-    store, answers = dist.HashStore(), {}
-
-    def run(rank: int, text: str) -> None:
-        time.sleep(random.Random(rank).random() * 0.05)
-        try:
-            answers[rank] = said_by_all(store, rank, size, text, timeout_s=timeout_s)
-        except RuntimeError as error:
-            answers[rank] = str(error)
-
-    threads = [threading.Thread(target=run, args=item) for item in texts.items()]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(HANG_SECONDS)
-    return answers
-
-
-@pytest.mark.parametrize("size", [1, 2, 5])
-def test_all_hear_what_all_say(size: int) -> None:
-    texts = {rank: "even" if rank % 2 == 0 else "odd" for rank in range(size)}
-    expected: dict[str, list[int]] = {}
-    for rank, text in texts.items():
-        expected.setdefault(text, []).append(rank)
-    assert on_threads(texts, size, timeout_s=HANG_SECONDS) == dict.fromkeys(range(size), expected)
-
-
-def test_ranks_that_do_not_come_are_named_everywhere() -> None:
-    answers = on_threads({0: "", 1: "", 3: ""}, 5, timeout_s=1.0)
-    named = "ranks 2, 4 did not ask for them within 1 s (AXONN_TIMEOUT_SECONDS)"
-    assert named in answers[0]
-    for rank in (1, 3):  # which wait as long as rank 0 does
-        assert named in answers[rank] or "heard nothing of rank 0 for 1 s" in answers[rank]
-
-
-def test_without_rank_0_nobody_waits_for_longer_than_the_timeout() -> None:
-    answers = on_threads({1: "", 2: ""}, 3, timeout_s=0.5)
-    for rank, answer in answers.items():
-        assert f"rank {rank} has heard nothing of rank 0 for 0.5 s" in answer
 
 
 # --- What is made --------------------------------------------------------------------------------

@@ -10,38 +10,12 @@ import pytest
 from torch.distributed import HashStore, Store
 
 from axonn_ext import meeting, settings
-from axonn_ext.meeting import RanksDiffer, RanksFailed, RanksMissing, meet, name_ranks
+from axonn_ext.meeting import RanksDiffer, RanksFailed, RanksMissing, meet, name_ranks, said_by_all
+from counting_store import CountingStore
 from limits import HANG_SECONDS
 
 PATIENCE = timedelta(seconds=HANG_SECONDS)
 Values = Mapping[str, str] | None
-
-
-class Counting(Store):
-    """A store that counts how often it is asked."""
-
-    def __init__(self, store: Store) -> None:
-        super().__init__()
-        self.inner, self.count = store, 0
-
-    def _ask(self, name: str, *arguments: object) -> object:
-        self.count += 1
-        return getattr(self.inner, name)(*arguments)
-
-    def set(self, key: str, value: str) -> None:
-        self._ask("set", key, value)
-
-    def get(self, key: str) -> object:
-        return self._ask("get", key)
-
-    def add(self, key: str, value: int) -> object:
-        return self._ask("add", key, value)
-
-    def compare_set(self, key: str, expected: str, desired: str) -> object:
-        return self._ask("compare_set", key, expected, desired)
-
-    def wait(self, keys: list[str], timeout: timedelta) -> None:
-        self._ask("wait", keys, timeout)
 
 
 def all_meet(
@@ -128,15 +102,59 @@ def test_ranks_that_do_not_come_are_named() -> None:
         meet(HashStore(), 1, range(8), {}, what="Grid", patience=timedelta(seconds=0.2))
 
 
+def on_threads(texts: Mapping[int, str], size: int, seconds: float) -> dict[int, object]:
+    """What said_by_all returns, or raises, on the ranks that take part."""
+    store, answers = HashStore(), {}
+
+    def run(rank: int, text: str) -> None:
+        patience = timedelta(seconds=seconds)
+        try:
+            answers[rank] = said_by_all(store, rank, range(size), text, patience=patience)
+        except RanksMissing as error:
+            answers[rank] = str(error)
+
+    threads = [threading.Thread(target=run, args=item) for item in texts.items()]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(HANG_SECONDS)
+    return answers
+
+
+@pytest.mark.parametrize("size", [1, 2, 5])
+def test_all_hear_what_all_say(size: int) -> None:
+    texts = {rank: "even" if rank % 2 == 0 else "" for rank in range(size)}
+    expected = [("even", [*range(0, size, 2)]), ("", [*range(1, size, 2)])]
+    said = [group for group in expected if group[1]]
+    assert on_threads(texts, size, HANG_SECONDS) == dict.fromkeys(range(size), said)
+
+
+def test_ranks_that_do_not_come_are_named_everywhere() -> None:
+    answers = on_threads({0: "", 1: "", 3: ""}, 5, 0.5)
+    said = "no word of ranks 2, 4 after 0.5 s (AXONN_TIMEOUT_SECONDS)"
+    assert answers == dict.fromkeys((0, 1, 3), said)
+
+
+def test_one_rank_looks_who_is_missing() -> None:
+    size, counts = 600, []
+    shared = HashStore()
+    for rank in (1, 0, 3):
+        store = CountingStore(shared)
+        with pytest.raises(RanksMissing, match="no word of ranks 0, 2-599 "):
+            said_by_all(store, rank, range(size), "", patience=timedelta(seconds=0.1))
+        counts.append(store.count)
+    assert counts[0] > size and max(counts[1:]) <= 10
+
+
 @pytest.mark.parametrize(("differs", "most"), [(False, 9), (True, 14)])
 def test_a_rank_uses_the_store_as_often_whatever_their_number(differs: bool, most: int) -> None:
     """But for one rank, which reads what all say where they differ."""
     for size in (2, 16):
-        stores: list[Counting] = []
+        stores: list[CountingStore] = []
         shared = HashStore()
 
-        def counting(shared: HashStore = shared, stores: list[Counting] = stores) -> Store:
-            stores.append(Counting(shared))
+        def counting(shared: HashStore = shared, stores: list[CountingStore] = stores) -> Store:
+            stores.append(CountingStore(shared))
             return stores[-1]
 
         raised = all_meet(

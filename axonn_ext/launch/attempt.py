@@ -6,57 +6,53 @@ set. So the ranks agree on a prefix for theirs before they set any.
 
 from __future__ import annotations
 
-import json
 import time
-import uuid
+from datetime import timedelta
 
-from torch.distributed import Store
+from torch.distributed import PrefixStore, Store
 
 from axonn_ext.launch.place import Process
+from axonn_ext.meeting import name_missing
+from axonn_ext.stores import comes
 
-_NAMES = "names"  # rank 0's name for the start, and the tokens of the ranks that it is meant for
-_POLL_SECONDS = 0.02
+_COME, _AGREED = "come", "agreed"  # two rounds
+_OVER = "over"
 
 
 def name_of_start(store: Store, process: Process, timeout_s: float) -> str:
-    """Returns the name, which rank 0 chooses, on every rank.
+    """Returns the name on every rank: a number that counts starts of this many ranks.
 
-    Each other rank shows a token that is new. Rank 0 publishes its name with the tokens of those
-    that have not confirmed it, and again when one changes. A rank confirms the name when it sees
-    its own token there: so it was not written for the ranks of another start.
+    The processes of an earlier start must have ended. They may have left the last number half way.
+    A rank whose earlier process has used that number opens the next one, and sends on the ranks
+    that wait there. If none has, all ranks come in one round and confirm it in a second: a process
+    that has ended cannot confirm, so all that confirm belong to this start. A rank uses the store
+    as often whatever the number of ranks.
 
     Raises TimeoutError, which says which ranks did not come.
     """
     deadline = time.monotonic() + timeout_s
-    keys = [f"token/{rank}" for rank in range(process.world_size)]
-    if process.rank == 0:
-        return _name_for_all(store, keys[1:], uuid.uuid4().hex, deadline)
-    token = uuid.uuid4().hex
-    store.set(keys[process.rank], token)
-    while time.monotonic() < deadline:
-        if store.check([_NAMES]):
-            found = json.loads(store.get(_NAMES))
-            if found["tokens"].get(keys[process.rank]) == token:
-                store.set(_confirmed(found["name"], keys[process.rank]), "")
-                return str(found["name"])
-        time.sleep(_POLL_SECONDS)
-    raise TimeoutError("no word of rank 0")
+    here = PrefixStore(f"start/{process.world_size}", store)
+    while True:
+        number = here.compare_set("number", "", "0").decode()
+        start = PrefixStore(number, here)
+        if start.add(f"{_COME}/{process.rank}", 1) == 1:
+            if _all_say(start, _COME, process, deadline) and (
+                start.add(f"{_AGREED}/{process.rank}", 1) == 1
+                and _all_say(start, _AGREED, process, deadline)
+            ):
+                return f"{process.world_size}-{number}"
+        else:
+            for word in (_COME, _AGREED):
+                start.compare_set(word, "", _OVER)
+            here.compare_set("number", number, str(int(number) + 1))
 
 
-def _name_for_all(store: Store, waiting: list[str], name: str, deadline: float) -> str:
-    published: dict[str, str] = {}
-    while waiting and time.monotonic() < deadline:
-        there = {key: store.get(key).decode() for key in waiting if store.check([key])}
-        if there != published:
-            store.set(_NAMES, json.dumps({"name": name, "tokens": there}))
-            published = there
-        waiting = [key for key in waiting if not store.check([_confirmed(name, key)])]
-        time.sleep(_POLL_SECONDS if waiting else 0)
-    if waiting:
-        late = ", ".join(key.partition("/")[2] for key in waiting)
-        raise TimeoutError(f"no word of rank {late}")
-    return name
-
-
-def _confirmed(name: str, key: str) -> str:
-    return f"confirmed/{name}/{key}"
+def _all_say(store: Store, word: str, process: Process, deadline: float) -> bool:
+    """Returns True once all ranks say the word, or False once the start is known to be over."""
+    if store.add(f"{word}/all", 1) == process.world_size:
+        store.compare_set(word, "", word)
+    left = max(0.001, deadline - time.monotonic())  # c10d waits for ever for 0 s
+    if not comes(store, [word], timedelta(seconds=left)):
+        here, members = PrefixStore(word, store), range(process.world_size)
+        raise TimeoutError(f"no word of {name_missing(here, process.rank, members)}")
+    return store.get(word).decode() == word

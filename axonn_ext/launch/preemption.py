@@ -6,35 +6,39 @@ Slurm sends SIGTERM, or a signal that the user chose, before it takes a job's ma
 from __future__ import annotations
 
 import os
-import queue
 import signal
 import threading
-import time
 from collections.abc import Callable
 from contextlib import suppress
+from datetime import timedelta
 from types import TracebackType
 from typing import Any
 
 from torch.distributed import Store
 
+from axonn_ext.launch.bell import Bell, Ring
 from axonn_ext.launch.place import Process
+from axonn_ext.meeting import name_ranks
+from axonn_ext.stores import absent, comes
 
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
-AGREE_SECONDS = 2.0  # within which all ranks must answer
+AGREE_SECONDS = 2.0  # within which all ranks must answer, and
+AGREE_SECONDS_PER_RANK = 2e-4  # three times what the one store needs to serve each (calculated)
 SAVE_SECONDS = 20.0  # within which the process must have ended, from the signal on
-_POLL_SECONDS = 0.25
-_ASKED, _LAST_STEP = "end/asked", "end/last_step"
+_TOPIC = "end"
+_ANSWERS, _AGREED, _LAST_STEP = "end/answers", "end/agreed", "end/last_step"
+_YES, _NO = "yes", "no"
 
 
 class Preemption:
-    """Answers the SIGNALS while it is entered, which all ranks must do.
+    """Answers the SIGNALS while it is entered, which all ranks must do, inside the bell.
 
-    `hear` tells it of a signal of this rank; its thread learns of those of other ranks. If all
-    ranks answer within AGREE_SECONDS, `due` returns True on all of them after the same step. If one
-    does not, or if the process is still there SAVE_SECONDS later, the thread ends the process at
-    once, with status 1: its main thread may wait for a peer that will never come.
+    `hear` tells it of a signal of this rank; the bell, of those of other ranks. If all ranks answer
+    in time, `due` returns True on all of them after the same step. If one does not, or if the
+    process is still there SAVE_SECONDS later, it ends the process at once, with status 1, whatever
+    the main thread and the store do: they may wait for a peer that will never come.
 
-    say: shows a line to the user, on rank 0.
+    store: that of the main thread. say: shows a line to the user, on rank 0.
     """
 
     def __init__(
@@ -42,89 +46,118 @@ class Preemption:
         store: Store,
         process: Process,
         *,
+        bell: Bell,
         say: Callable[[str], None] | None = None,
         end_process: Callable[[int], Any] = os._exit,
     ) -> None:
-        self._store, self._process = store, process
-        # A store waits for one call after the other, so that the thread has one of its own.
-        self._own_store: Store = store.clone()  # type: ignore[attr-defined, unused-ignore]
+        self._store, self._process, self._bell = store, process, bell
         self._say, self._end_process = say, end_process
-        self._alive = [f"end/alive/{rank}" for rank in range(process.world_size)]
-        self._ready, self._left = threading.Event(), threading.Event()
+        self._answered, self._ready = threading.Event(), threading.Event()
+        self._left = threading.Event()
         self._published = False
-        self._heard: queue.SimpleQueue[signal.Signals | None] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._watch, name="preemption", daemon=True)
+        self._lock = threading.Lock()
+        self._timer: threading.Timer | None = None
+        bell.hears(_TOPIC, self._answer)
 
     def __enter__(self) -> Preemption:
-        self._thread.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:  # fmt: skip
-        self._left.set()
-        self._heard.put(None)
-        self._thread.join()
+        with self._lock:
+            self._left.set()
+            if self._timer is not None:
+                self._timer.cancel()
 
     def hear(self, number: signal.Signals) -> None:
         """Tells it, from any thread, that this rank got one of the SIGNALS."""
-        self._heard.put(number)
+        if not self._starts(number.name):
+            return  # it is known
+        try:
+            self._bell.ring(_TOPIC, number.name)
+        except RuntimeError as error:  # the store is gone: peers may be, too
+            self._stop_at_once(f"cannot agree with the other ranks: {error}")
 
     def due(self, step: int) -> bool:
         """Returns whether the job is to end after this step; the same on all ranks.
 
         All ranks must call it after each step, and no rank may end a step that another rank has
         not begun. Rank 0 names the step after the one that it has ended: no other rank has ended
-        that, so that all read the name in time.
+        that, so that all read the name in time. It does so once all have answered, and until a
+        rank has answered, it does not use the store.
         """
+        if not self._answered.is_set():
+            return False
         if self._process.rank == 0 and self._ready.is_set() and not self._published:
             last = step + 1 if self._process.world_size > 1 else step
             self._store.set(_LAST_STEP, str(last))
             self._published = True
         return self._store.check([_LAST_STEP]) and step >= int(self._store.get(_LAST_STEP))
 
-    def _watch(self) -> None:
-        asked = False
-        try:
-            while not self._left.is_set():
-                with suppress(queue.Empty):
-                    number = self._heard.get(timeout=_POLL_SECONDS)
-                    if number is not None:
-                        asked = True
-                        self._own_store.set(_ASKED, number.name)
-                if self._own_store.check([_ASKED]):
-                    asked = True
-                    self._end()
-                    return
-        except Exception as error:  # the store is gone: peers may be, too
-            if asked:
-                self._stop_at_once(f"cannot agree with the other ranks: {error}")
-
-    def _end(self) -> None:
-        began = time.monotonic()
-        name = self._own_store.get(_ASKED).decode()
-        self._own_store.set(self._alive[self._process.rank], "")
-        while not self._own_store.check(self._alive):
-            if self._left.is_set():
-                return  # the run ended by itself
-            if time.monotonic() - began > AGREE_SECONDS:
-                self._stop_at_once(f"{name}: not all ranks answer; nothing is saved")
-                return
-            time.sleep(0.02)
-        self._ready.set()
-        self._tell(f"{name}: saving after the step that is under way")
-        if not self._left.wait(SAVE_SECONDS - (time.monotonic() - began)):
-            self._stop_at_once(
+    def _starts(self, name: str) -> bool:
+        """Starts the time in which the process must end; returns whether it had not begun."""
+        with self._lock:
+            if self._timer is not None or self._left.is_set():
+                return False
+            why = (
                 f"{name}: no step ended and was saved within {SAVE_SECONDS:g} s; the checkpoints "
                 "before are as they were"
             )
+            self._timer = threading.Timer(SAVE_SECONDS, self._stop_at_once, [why])
+            self._timer.daemon = True
+            self._timer.start()
+            return True
+
+    def _answer(self, ring: Ring) -> None:
+        """Answers in the bell's thread, and learns whether all ranks do."""
+        self._starts(ring.text)
+        if self._left.is_set() or self._answered.is_set():
+            return
+        self._answered.set()  # first, so that `due` looks on all ranks once all have answered
+        try:
+            all_answer = self._all_answer(ring.store)
+            late = [] if all_answer or self._say is None else self._late(ring.store)
+        except RuntimeError as error:  # the store is gone: peers may be, too
+            self._stop_at_once(f"cannot agree with the other ranks: {error}")
+            return
+        if all_answer:
+            self._ready.set()
+            self._tell(f"{ring.text}: saving after the step that is under way")
+        else:
+            who = name_ranks(late) if late else "a rank in time"
+            self._stop_at_once(f"{ring.text}: no answer of {who}; nothing is saved")
+
+    def _all_answer(self, store: Store) -> bool:
+        """Returns whether all ranks answer in time: the same on all ranks that do.
+
+        The last to answer agrees for all, and the first whose time is up refuses for all.
+        """
+        size = self._process.world_size
+        store.set(_key(self._process.rank), "")
+        if store.add(_ANSWERS, 1) == size:
+            store.compare_set(_AGREED, "", _YES)
+        patience = AGREE_SECONDS + AGREE_SECONDS_PER_RANK * size
+        if self._process.rank > 0:
+            patience *= 2  # so that rank 0, which has a voice, is the one that refuses
+        if not comes(store, [_AGREED], timedelta(seconds=patience)):
+            store.compare_set(_AGREED, "", _NO)
+        return store.get(_AGREED).decode() == _YES
+
+    def _late(self, store: Store) -> list[int]:
+        return absent(store, [_key(rank) for rank in range(self._process.world_size)])
 
     def _stop_at_once(self, why: str) -> None:
-        self._tell(why)
-        self._end_process(1)
+        if not self._left.is_set():  # else the run ended by itself
+            self._tell(why)
+            self._end_process(1)
 
     def _tell(self, line: str) -> None:
-        if self._say is not None:
+        if self._say is not None and not self._left.is_set():
             with suppress(OSError):  # nobody reads it
                 self._say(line)
+
+
+def _key(rank: int) -> str:
+    return f"end/answer/{rank}"

@@ -7,7 +7,7 @@ import json
 import os
 import socket
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING
@@ -203,7 +203,7 @@ def settled_by_rank_0(
         return text
     with _store_needed():
         if not comes(store, [key], _patience()):
-            raise _no_word_of([0])
+            raise _no_word_of("rank 0")
     said = store.get(key)
     if not said:
         raise UserError("stopping, because of the mistake that rank 0 reports")
@@ -240,7 +240,8 @@ def once_per_host(
         while not comes(store, [all_done], _patience()):
             if (now := store.add(signs, 0)) == seen:
                 firsts = range(0, process.world_size, process.local_world_size)
-                raise _no_word_of([r for r in firsts if not store.check([f"{topic}/done/{r}"])])
+                done = PrefixStore(f"{topic}/done", store)
+                raise _no_word_of(meeting.name_missing(done, process.rank, firsts))
             seen = now
 
 
@@ -319,11 +320,9 @@ def _patience() -> timedelta:
     return timedelta(seconds=settings.load().timeout_seconds)
 
 
-def _no_word_of(ranks: Sequence[int]) -> MeetingError:
+def _no_word_of(who: str) -> MeetingError:
     seconds = f"{settings.load().timeout_seconds:g} s (AXONN_TIMEOUT_SECONDS)"
-    return MeetingError(
-        f"cannot meet the other ranks: no word of {meeting.name_ranks(ranks)} after {seconds}"
-    )
+    return MeetingError(f"cannot meet the other ranks: no word of {who} after {seconds}")
 
 
 def _first_line(error: Exception) -> str:

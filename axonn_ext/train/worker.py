@@ -19,6 +19,7 @@ from axonn_ext.data import Corpus, Examples
 from axonn_ext.grid import Grid
 from axonn_ext.inputs.errors import InputError
 from axonn_ext.launch import process
+from axonn_ext.launch.bell import Bell
 from axonn_ext.launch.place import Process
 from axonn_ext.launch.preemption import SIGNALS, Preemption
 from axonn_ext.launch.signals import SignalListener
@@ -129,12 +130,12 @@ class _Run:
 
 
 @contextmanager
-def _watched(watchdog: Watchdog, preemption: Preemption | None) -> Iterator[None]:
+def _watched(bell: Bell, watchdog: Watchdog, preemption: Preemption | None) -> Iterator[None]:
     """Listens to signals and watches for hangs. All ranks must leave it together."""
     hears = {summary.SIGNAL: watchdog.hear}
     if preemption is not None:
         hears |= dict.fromkeys(SIGNALS, preemption.hear)
-    with watchdog, preemption or nullcontext(), SignalListener(hears):
+    with bell, watchdog, preemption or nullcontext(), SignalListener(hears):
         yield
 
 
@@ -186,17 +187,17 @@ def _run_worker(
     )
     resumed = None if found == NOTHING else Path(found)
     threads = process.set_threads(here, config.train.threads)
-    preemption = None
+    bell, preemption = Bell(store, here), None
     if config.checkpoint.interval:
         voice = tell if here.rank == 0 else None
-        preemption = Preemption(store, here, say=voice, end_process=end_process)
+        preemption = Preemption(store, here, bell=bell, say=voice, end_process=end_process)
     watch = Watchdog(
-        store, here, folder, say=lambda line: tell(f"watchdog: {line}"),
+        bell, here, folder, say=lambda line: tell(f"watchdog: {line}"),
         times=Times.before(settings.load().timeout_seconds),
     )  # fmt: skip
     # Before anything waits for peers in other ways than at the store, such as the making of groups.
     with ExitStack() as watching:
-        watching.enter_context(_watched(watch, preemption))
+        watching.enter_context(_watched(bell, watch, preemption))
         with process.process_group(here, store, job.device):
             grid = Grid(**job.grid_shape.as_dict())
             run = _Run(job, grid, corpus, folder, resumed, watch, preemption, watching)

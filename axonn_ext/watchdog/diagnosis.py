@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 from axonn_ext.watchdog.report import Report, Waiting, name_ranks, with_ranks
 
@@ -10,24 +10,27 @@ Reports = Mapping[int, Report | None]  # by rank; None: the rank gave none
 LEAST_SECONDS = 1.0  # a shorter wait says nothing
 
 
-def diagnose(reports: Reports, *, stuck: bool = True) -> str:
+def diagnose(reports: Reports, *, stuck: bool = True, unheard: Collection[int] = ()) -> str:
     """Returns one sentence about why the job stands still, as far as the reports tell.
 
     It begins with the rank that has waited longest, and goes on to the rank that this one waits
     for, as long as that rank itself waits for another.
 
     stuck: whether the job is known to stand still, so that a rank with fewer calls is named.
+    unheard: ranks without a report whose time is not up; none of them is blamed.
     """
     first = _longest(reports)
     if first is None:
-        return _without_waits(reports, stuck=stuck)
+        return _without_waits(reports, stuck=stuck, unheard=unheard)
     path: list[tuple[int, Waiting]] = [first]
     while True:
         rank, wait = path[-1]
-        blamed = _blamed(reports, wait)
+        blamed = _blamed(reports, wait, unheard)
         if blamed is None:
             return _nobody_to_blame(rank, wait)
-        report = reports[blamed]
+        if blamed in unheard:
+            return f"{_waits(rank, wait)}; {name_ranks([blamed])} has not been heard yet"
+        report = reports.get(blamed)
         if report is None:
             return (
                 f"{_holds_up(blamed, rank, wait)} It has given no report: it may have been "
@@ -53,12 +56,20 @@ def _longest(reports: Reports) -> tuple[int, Waiting] | None:
     return max(waits, key=lambda found: found[1].seconds, default=None)
 
 
-def _blamed(reports: Reports, wait: Waiting) -> int | None:
-    """Returns the peer that the wait is most likely for; None if every peer does its part."""
+def _blamed(reports: Reports, wait: Waiting, unheard: Collection[int]) -> int | None:
+    """Returns the peer that the wait is most likely for; None if every peer does its part.
+
+    It is a peer that is unheard only if there is no other.
+    """
     if len(wait.peers) == 1:  # the wait itself says whom it is for
         return wait.peers[0]
     suspects = [peer for peer in wait.peers if not _does_its_part(reports.get(peer), wait)]
-    return min(suspects, key=lambda peer: _rank_of_suspect(reports.get(peer), wait), default=None)
+    heard = [peer for peer in suspects if peer not in unheard]
+    return min(
+        heard or suspects,
+        key=lambda peer: _rank_of_suspect(reports.get(peer), wait),
+        default=None,
+    )
 
 
 def _does_its_part(report: Report | None, wait: Waiting) -> bool:
@@ -97,19 +108,25 @@ def _circle(path: Iterable[tuple[int, Waiting]]) -> str:
     return f"ranks wait for each other in a circle: {'; '.join(waits)}"
 
 
+def _waits(rank: int, wait: Waiting) -> str:
+    return f"rank {rank} has waited for {wait.seconds:.1f} s in {wait.where}"
+
+
 def _nobody_to_blame(rank: int, wait: Waiting) -> str:
-    said = f"rank {rank} has waited for {wait.seconds:.1f} s in {wait.where}"
+    said = _waits(rank, wait)
     if not wait.peers:
         return f"{said}, a group that has been destroyed"
     return f"{said}, and all other ranks of it have come to this call: is their network down?"
 
 
-def _without_waits(reports: Reports, *, stuck: bool) -> str:
+def _without_waits(reports: Reports, *, stuck: bool, unheard: Collection[int]) -> str:
     """Names ranks that are silent, or else the one that is furthest behind in a group."""
     nobody = f"no rank has waited for another for {LEAST_SECONDS:g} s"
     silent = [rank for rank, report in reports.items() if report is None]
     if silent:
         return f"{name_ranks(silent)} gave no report; {nobody}"
+    if unheard:
+        return f"{nobody}; not heard yet: {name_ranks(sorted(unheard))}"
     groups: dict[str, list[tuple[int, int, str]]] = {}
     for report in filter(None, reports.values()):
         for progress in report.progress:

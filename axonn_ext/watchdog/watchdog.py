@@ -15,12 +15,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from torch.distributed import DistError, DistNetworkError, Store
+from torch.distributed import DistError, DistNetworkError
 
 from axonn_ext import _C
+from axonn_ext.launch.bell import LEAVE_SECONDS, Bell, Ring
 from axonn_ext.launch.place import Process
 from axonn_ext.overlap import Orchestrator
-from axonn_ext.stores import file_name
+from axonn_ext.stores import BATCH, absent, file_name
 from axonn_ext.watchdog.diagnosis import Reports, diagnose
 from axonn_ext.watchdog.report import Report, stacks, take_report
 from axonn_ext.watchdog.summary import ASKED, HANGS, SUMMARY_FILE
@@ -29,9 +30,9 @@ MOST_MARGIN_SECONDS = 30.0
 MOST_GATHER_SECONDS = 5.0
 _QUIET_SECONDS = 10.0  # the least between two questions for being late
 _DEAF_SECONDS = 2.0  # in which further signals are the same question, as that to another rank
-_LEAVE_SECONDS = 2.0
-_POLL_SECONDS = 0.25
-_RANKS_PER_POLL = 256  # with more ranks, each polls less often, for the sake of the one store
+_LOOK_SECONDS = 0.25  # how often this rank looks whether it waits for too long
+_LEAST_ROUND_SECONDS, _MOST_ROUND_SECONDS = 0.02, 0.5  # between two rounds of reading reports
+_TOPIC, _CHANGES = "report", "watchdog/changes"  # the latter counts reports, and ranks that end
 
 
 @dataclass(frozen=True)
@@ -53,12 +54,13 @@ class Times:
 
 
 class Watchdog:
-    """Watches the waits of this rank while it is entered, which all ranks must do.
+    """Watches the waits of this rank while it is entered, which all ranks must do, inside the bell.
 
     If this rank has waited for a peer, or has ended no step, for times.long seconds, it asks all
-    ranks for reports. `hear` makes it ask at once. Every rank then writes what it waits for, how
-    many calls it has made in each group and its Python stacks to FOLDER/hangs/NAME/rank-R.txt, and
-    goes on. The rank that asked says in one line, also in summary.txt, which rank holds the job up.
+    ranks for reports, by the bell. `hear` makes it ask at once. Every rank then writes what it
+    waits for, how many calls it has made in each group and its Python stacks to
+    FOLDER/hangs/NAME/rank-R.txt, and goes on. The rank that asked says in one line, also in
+    summary.txt, which rank holds the job up.
 
     say: shows the line. orchestrators: those of this rank; they may be set later.
     """
@@ -66,20 +68,21 @@ class Watchdog:
     orchestrators: Sequence[Orchestrator] = ()
 
     def __init__(
-        self, store: Store, process: Process, folder: Path, *, times: Times,
+        self, bell: Bell, process: Process, folder: Path, *, times: Times,
         say: Callable[[str], None],
     ) -> None:  # fmt: skip
         self._times = times
-        # A store waits for one call after the other, so that the thread has one of its own.
-        self._store: Store = store.clone()  # type: ignore[attr-defined, unused-ignore]
+        self._bell, self._store = bell, bell.store
         self._process, self._folder, self._say = process, folder, say
-        self._number = 0  # counts the questions so far, the same on all ranks
+        self._reported: str | None = None  # the key of this rank's last report
+        self._next_ring = 0  # after that of the last question that it has answered
         self._quiet_until = 0.0  # until then, this rank does not ask again for being late
         self._deaf_until = 0.0  # until then, not for a signal either
         self._last_step = math.inf
         self._left, self._failed = threading.Event(), False
-        self._heard: queue.SimpleQueue[signal.Signals | None] = queue.SimpleQueue()
+        self._heard: queue.SimpleQueue[signal.Signals | Ring | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
+        bell.hears(_TOPIC, self._heard.put)
 
     def __enter__(self) -> Watchdog:
         self._last_step = time.monotonic()
@@ -94,7 +97,7 @@ class Watchdog:
         self._left.set()
         self._heard.put(None)
         # After a failure, a question to the store may have no answer.
-        self._thread.join(_LEAVE_SECONDS if self._failed else None)
+        self._thread.join(LEAVE_SECONDS if self._failed else None)
 
     def hear(self, number: signal.Signals) -> None:
         """Tells it, from any thread, that this rank got the SIGNAL."""
@@ -105,13 +108,12 @@ class Watchdog:
         self._last_step = time.monotonic()
 
     def _watch(self) -> None:
-        poll = _POLL_SECONDS * max(1.0, self._process.world_size / _RANKS_PER_POLL)
         while not self._left.is_set():
-            number = None
+            heard = None
             with suppress(queue.Empty):
-                number = self._heard.get(timeout=poll)
+                heard = self._heard.get(timeout=_LOOK_SECONDS)
             try:
-                self._ask_or_answer(number)
+                self._ask_or_answer(heard)
             except DistNetworkError:
                 return  # the process that holds the store has ended
             except Exception as error:  # a report must not end the watch, nor the job
@@ -119,19 +121,22 @@ class Watchdog:
                     self._say(f"no report: {type(error).__name__}: {error}")
         how = "its end, after a failure" if self._failed else "its end: its work is done"
         with suppress(DistError):
-            self._store.set(f"watchdog/left/{self._process.rank}", how)
+            self._store.set(_left_key(self._process.rank), how)
+            self._store.add(_CHANGES, 1)
 
-    def _ask_or_answer(self, number: signal.Signals | None) -> None:
-        why = self._overdue() if number is None else f"it got {number.name}"
-        if why is not None and time.monotonic() > self._deaf_until:
-            self._ask(why, stuck=number is None)
-        if self._store.check([self._key("asked")]):
+    def _ask_or_answer(self, heard: signal.Signals | Ring | None) -> None:
+        if isinstance(heard, Ring):
             try:
-                self._answer(json.loads(self._store.get(self._key("asked"))))
+                self._answer(heard.number, json.loads(heard.text))
             finally:
-                self._number += 1
+                self._next_ring = heard.number + 1
                 self._quiet_until = time.monotonic() + max(self._times.long, _QUIET_SECONDS)
                 self._deaf_until = time.monotonic() + _DEAF_SECONDS
+            return
+        why = self._overdue() if heard is None else f"it got {heard.name}"
+        if why is not None and time.monotonic() > self._deaf_until:
+            self._deaf_until = time.monotonic() + _DEAF_SECONDS
+            self._ask(why, stuck=heard is None)
 
     def _overdue(self) -> str | None:
         """Says what has lasted too long; None if nothing has."""
@@ -147,20 +152,26 @@ class Watchdog:
 
     def _ask(self, why: str, *, stuck: bool) -> None:
         """Asks all ranks for reports. If several ranks ask at once, the first one has asked."""
-        name = f"{time.strftime('%Y%m%d-%H%M%S')}-{self._number}{'' if stuck else ASKED}"
+        name = f"{time.strftime('%Y%m%d-%H%M%S')}-{self._process.rank}{'' if stuck else ASKED}"
         question = {"name": name, "rank": self._process.rank, "why": why, "stuck": stuck}
-        self._store.compare_set(self._key("asked"), "", json.dumps(question))
+        self._bell.ring(_TOPIC, json.dumps(question), since=self._next_ring)
 
-    def _answer(self, question: Mapping[str, Any]) -> None:
+    def _answer(self, number: int, question: Mapping[str, Any]) -> None:
         report = take_report(self._process.rank, self.orchestrators)
-        self._store.set(self._key(f"report/{report.rank}"), report.to_json())
+        if self._reported is not None:
+            self._store.delete_key(self._reported)
+        self._reported = _report_key(number, report.rank)
+        self._store.set(self._reported, report.to_json())
+        self._store.add(_CHANGES, 1)
         folder = self._folder / HANGS / file_name(question["name"])
         why = f"Rank {question['rank']} asked all ranks for reports: {question['why']}.\n\n"
         self._write(folder / f"rank-{report.rank}.txt", f"{why}{report.text()}\n{stacks()}")
         if question["rank"] == self._process.rank:
-            reports = self._gather()
+            reports = self._gather(number)
             if not self._left.is_set() or self._failed:
-                line = f"{diagnose(reports, stuck=question['stuck'])} (reports: {folder})"
+                unheard = set(range(self._process.world_size)) - reports.keys()
+                said = diagnose(reports, stuck=question["stuck"], unheard=unheard)
+                line = f"{said} (reports: {folder})"
                 self._write(folder / SUMMARY_FILE, f"{line}\n")
                 self._say(line)
 
@@ -171,25 +182,53 @@ class Watchdog:
         except OSError as error:
             self._say(f"cannot write {path}: {error.strerror}")
 
-    def _gather(self) -> Reports:
-        """Returns the reports of all ranks; None for those that give none in time."""
-        reports: dict[int, Report | None] = dict.fromkeys(range(self._process.world_size))
-        deadline = time.monotonic() + self._times.gather
-        missing = list(reports)
-        while missing and time.monotonic() < deadline and not self._left.is_set():
-            for rank in missing:
-                reports[rank] = self._report_of(rank)
-            missing = [rank for rank, report in reports.items() if report is None]
-            time.sleep(0.02 if missing else 0)
+    def _gather(self, number: int) -> Reports:
+        """Returns the reports of all ranks; None for those that were looked at in vain in the end.
+
+        Ranks that have not been looked at after their time are left out. Until something changes,
+        a look costs the store one operation.
+        """
+        reports: dict[int, Report | None] = {}
+        missing: Sequence[int] = range(self._process.world_size)
+        deadline, pause = time.monotonic() + self._times.gather, _LEAST_ROUND_SECONDS
+        looked = counted = -1
+        while missing and not self._left.wait(pause):
+            is_late = time.monotonic() > deadline
+            before, counted = counted, self._store.add(_CHANGES, 0)
+            if counted != before and not is_late:  # answers still arrive
+                pause = _LEAST_ROUND_SECONDS
+                continue
+            if counted == looked and not is_late:
+                pause = min(2 * pause, _MOST_ROUND_SECONDS)
+                continue
+            looked = counted
+            reports |= self._read(number, missing)
+            missing = [rank for rank in missing if rank not in reports]
+            if is_late:
+                return reports | dict.fromkeys(missing)
         return reports
 
-    def _report_of(self, rank: int) -> Report | None:
-        key, left = self._key(f"report/{rank}"), f"watchdog/left/{rank}"
-        if self._store.check([key]):
-            return Report.from_json(self._store.get(key))
-        if self._store.check([left]):
-            return Report.of_ended(rank, self._store.get(left).decode())
-        return None
+    def _read(self, number: int, ranks: Sequence[int]) -> dict[int, Report]:
+        """Returns the reports of these ranks that are there, or say how a rank has ended."""
+        reports: dict[int, Report] = {}
+        for first in range(0, len(ranks), BATCH):
+            batch = ranks[first : first + BATCH]
+            keys = {rank: _report_key(number, rank) for rank in batch}
+            silent = {batch[i] for i in absent(self._store, list(keys.values()))}
+            there = [rank for rank in batch if rank not in silent]
+            for text in self._store.multi_get([keys[rank] for rank in there]) if there else ():
+                report = Report.from_json(text)
+                reports[report.rank] = report
+            left = {rank: _left_key(rank) for rank in batch if rank in silent}
+            running = {[*left][i] for i in absent(self._store, list(left.values()))}
+            for rank in left.keys() - running:
+                reports[rank] = Report.of_ended(rank, self._store.get(left[rank]).decode())
+        return reports
 
-    def _key(self, what: str) -> str:
-        return f"watchdog/{self._number}/{what}"
+
+def _report_key(number: int, rank: int) -> str:
+    return f"watchdog/{number}/report/{rank}"
+
+
+def _left_key(rank: int) -> str:
+    return f"watchdog/left/{rank}"

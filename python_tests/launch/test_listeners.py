@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import json
 import os
 import signal
 import stat
@@ -14,6 +15,7 @@ import pytest
 from torch.distributed import HashStore
 
 from axonn_ext import settings
+from axonn_ext.launch.bell import Bell
 from axonn_ext.launch.place import Process
 from axonn_ext.stores import file_name
 from axonn_ext.terminal.errors import UserError
@@ -111,9 +113,10 @@ def test_a_watchdog_writes_nowhere_else(tmp_path: Path) -> None:
     said: list[str] = []
     store, run = HashStore(), tmp_path / "run"
     question = f'{{"name": "{tmp_path}/elsewhere", "rank": 1, "why": "", "stuck": true}}'
-    store.set("watchdog/0/asked", question)
-    times = Times(HANG_SECONDS, HANG_SECONDS)
-    with Watchdog(store, Process(0, 2, 2), run, times=times, say=said.append):
+    store.set("bell/0", json.dumps(["report", question]))
+    times, here = Times(HANG_SECONDS, HANG_SECONDS), Process(0, 2, 2)
+    bell = Bell(store, here)
+    with bell, Watchdog(bell, here, run, times=times, say=said.append):
         wait_until(lambda: bool(said), "a line about the name")
     assert "must have the name of a file" in said[0]
     assert not list(tmp_path.iterdir())

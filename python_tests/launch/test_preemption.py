@@ -7,28 +7,52 @@ import os
 import signal
 import threading
 import time
+from contextlib import ExitStack, contextmanager
 
 import pytest
-from torch.distributed import HashStore
+from torch.distributed import HashStore, Store
 
 from axonn_ext.launch import preemption
+from axonn_ext.launch.bell import Bell
 from axonn_ext.launch.place import Process
 from axonn_ext.launch.preemption import Preemption
 from axonn_ext.launch.signals import SignalListener
 from commands import wait_until
+from counting_store import CountingStore, SilentStore
 from limits import HANG_SECONDS
+from threads import many_threads, together
 
 
-def listening(stop: Preemption) -> SignalListener:
-    return SignalListener(dict.fromkeys(preemption.SIGNALS, stop.hear))
+class Job:
+    """The ranks of a job in one process, each with a bell and a preemption."""
+
+    def __init__(self, store: Store, size: int, **of_rank_0: object) -> None:
+        places = [Process(rank, size, size) for rank in range(size)]
+        self.bells = [Bell(store, place) for place in places]
+        self.stops = [
+            Preemption(store, place, bell=bell, **(of_rank_0 if place.rank == 0 else {}))
+            for place, bell in zip(places, self.bells, strict=True)
+        ]
+
+    @contextmanager
+    def entered(self):
+        for each in (*self.bells, *self.stops):
+            each.__enter__()
+        try:
+            yield self
+        finally:
+            for stop in self.stops:
+                stop.__exit__(None, None, None)
+            together([lambda b=bell: b.__exit__(None, None, None) for bell in self.bells])
 
 
 @pytest.mark.parametrize("number", preemption.SIGNALS, ids=lambda number: number.name)
 def test_a_process_that_is_alone_ends_after_the_step(number: signal.Signals) -> None:
     lines: list[str] = []
     before = signal.getsignal(number)
-    stop = Preemption(HashStore(), Process(), say=lines.append)
-    with stop, listening(stop):
+    job = Job(HashStore(), 1, say=lines.append)
+    [stop] = job.stops
+    with job.entered(), SignalListener(dict.fromkeys(preemption.SIGNALS, stop.hear)):
         assert not stop.due(1)
         os.kill(os.getpid(), number)
         steps = itertools.count(1)
@@ -37,64 +61,104 @@ def test_a_process_that_is_alone_ends_after_the_step(number: signal.Signals) -> 
     assert signal.getsignal(number) == before
 
 
-class Rank(threading.Thread):
-    """A rank that takes steps, none of which begins before the one before has begun on all."""
+@pytest.mark.parametrize("hear", [[0], [1], [2], [0, 1, 2]], ids=str)
+def test_ranks_end_after_the_same_step_whoever_has_the_signal(
+    hear: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(preemption, "AGREE_SECONDS", HANG_SECONDS)
+    monkeypatch.setattr(preemption, "SAVE_SECONDS", HANG_SECONDS)
+    begins, last = threading.Barrier(3), [0, 0, 0]
 
-    def __init__(self, stop: Preemption, begins: threading.Barrier, pause: float) -> None:
-        super().__init__()
-        self.stop, self.begins, self.pause, self.last = stop, begins, pause, 0
-
-    def run(self) -> None:
-        for step in range(1, 2000):
-            self.begins.wait(HANG_SECONDS)
-            time.sleep(self.pause)
-            if self.stop.due(step):
-                self.last = step
+    def steps(rank: int, stop: Preemption) -> None:
+        """No step begins before the one before has begun on all."""
+        for step in range(1, 20_000):
+            begins.wait(HANG_SECONDS)
+            time.sleep(0.002 * (2 - rank))
+            if step == 5 and rank in hear:
+                stop.hear(signal.SIGTERM)
+            if stop.due(step):
+                last[rank] = step
                 return
 
-
-def test_ranks_end_after_the_same_step_whoever_has_the_signal() -> None:
-    for asked in range(3):
-        store, begins = HashStore(), threading.Barrier(3)
-        stops = [Preemption(store, Process(rank, 3, 3)) for rank in range(3)]
-        ranks = [Rank(stop, begins, 0.002 * (2 - i)) for i, stop in enumerate(stops)]
-        watchers = [
-            threading.Thread(target=watch, args=(s, i == asked)) for i, s in enumerate(stops)
-        ]
-        for thread in (*ranks, *watchers):
-            thread.start()
-        for thread in (*ranks, *watchers):
-            thread.join(HANG_SECONDS)
-        assert len({rank.last for rank in ranks}) == 1 and ranks[0].last > 0
+    job = Job(HashStore(), 3)
+    with job.entered():
+        together([lambda r=r, s=s: steps(r, s) for r, s in enumerate(job.stops)])
+    assert len(set(last)) == 1 and last[0] >= 5
 
 
-def watch(stop: Preemption, hears: bool) -> None:
-    """Does what the thread of a rank does, of which one hears the signal."""
-    time.sleep(0.2)
-    if hears:
-        stop._own_store.set(preemption._ASKED, "SIGTERM")
-    while not stop._own_store.check([preemption._ASKED]):
-        time.sleep(0.01)
-    stop._left.wait(0.1)
-    threading.Timer(1.0, stop._left.set).start()
-    stop._end()
+def test_nobody_asks_the_store_before_a_signal() -> None:
+    store = CountingStore(HashStore())
+    job = Job(store, 2)
+    with job.entered():
+        wait_until(lambda: store.count == 2, "the wait of each bell")
+        assert not any(stop.due(step) for step in range(100) for stop in job.stops)
+        assert store.count == 2
 
 
 @pytest.mark.parametrize("why", ["a rank does not answer", "no step ends"])
 def test_a_job_that_cannot_save_ends_at_once(monkeypatch, why) -> None:
     monkeypatch.setattr(preemption, "AGREE_SECONDS", 0.5)
     monkeypatch.setattr(preemption, "SAVE_SECONDS", 1.0)
-    ended, lines = [], []
+    ended: list[int] = []
+    lines: list[str] = []
     size = 2 if why == "a rank does not answer" else 1
-    stop = Preemption(
-        HashStore(), Process(0, size, size), say=lines.append, end_process=ended.append
-    )
-    with stop, listening(stop):
-        os.kill(os.getpid(), signal.SIGTERM)
+    job = Job(HashStore(), size, say=lines.append, end_process=ended.append)
+    [bell, *_], [stop, *_] = job.bells, job.stops
+    with bell, stop:  # rank 1 has none
+        stop.hear(signal.SIGTERM)
         wait_until(lambda: bool(ended), "the end")
-    assert ended == [1]
+    assert ended[0] == 1
     expected = {
-        "a rank does not answer": "SIGTERM: not all ranks answer; nothing is saved",
+        "a rank does not answer": "SIGTERM: no answer of rank 1; nothing is saved",
         "no step ends": "SIGTERM: no step ended and was saved within 1 s; the checkpoints before",
     }
-    assert lines[-1].startswith(expected[why])
+    assert any(line.startswith(expected[why]) for line in lines)
+
+
+def test_if_one_rank_gives_up_none_saves(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(preemption, "AGREE_SECONDS", 0.3)
+    ended: list[int] = []
+    job = Job(HashStore(), 3, end_process=ended.append)
+    for stop in job.stops[1:]:
+        stop._end_process = ended.append
+    with ExitStack() as stack:
+        for each in (*job.bells[:2], *job.stops[:2]):
+            stack.enter_context(each)
+        job.stops[1].hear(signal.SIGTERM)
+        wait_until(lambda: ended == [1, 1], "the end of both")
+        # The last rank comes too late: it is told what the others have decided.
+        with job.bells[2], job.stops[2]:
+            wait_until(lambda: ended == [1, 1, 1], "the end of the third")
+    assert not any(stop._ready.is_set() for stop in job.stops)
+
+
+def test_a_silent_store_does_not_keep_a_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(preemption, "SAVE_SECONDS", 0.5)
+    silence, ended = threading.Event(), []
+
+    place = Process(0, 2, 2)
+    stop = Preemption(
+        store := SilentStore(HashStore(), silence),
+        place,
+        bell=Bell(store, place),
+        end_process=ended.append,
+    )
+    hearing = threading.Thread(target=stop.hear, args=[signal.SIGTERM], daemon=True)
+    hearing.start()
+    wait_until(lambda: ended == [1], "the end")
+    stop.__exit__(None, None, None)
+    silence.set()
+    hearing.join(HANG_SECONDS)
+
+
+@pytest.mark.parametrize("size", [pytest.param(4096, marks=pytest.mark.slow), 256])
+def test_thousands_of_ranks_agree(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(preemption, "AGREE_SECONDS", HANG_SECONDS)
+    monkeypatch.setattr(preemption, "SAVE_SECONDS", HANG_SECONDS)
+    job = Job(CountingStore(HashStore(), {}), size)
+    with many_threads(), job.entered():
+        job.stops[size // 3].hear(signal.SIGTERM)
+        wait_until(lambda: all(stop._ready.is_set() for stop in job.stops), "agreement")
+        assert not job.stops[0].due(7)
+        assert all(stop.due(8) for stop in job.stops)
+        assert not any(stop.due(7) for stop in job.stops)

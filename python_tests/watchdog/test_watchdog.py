@@ -19,6 +19,7 @@ import torch.distributed as dist
 from torch.distributed import HashStore
 
 from axonn_ext import _C, GridShape, collectives, ops
+from axonn_ext.launch.bell import Bell
 from axonn_ext.launch.place import Process
 from axonn_ext.launch.signals import SignalListener
 from axonn_ext.overlap.host_lane import HostLane
@@ -83,10 +84,11 @@ def hang(shape: GridShape, axis: str, culprit: int, kind: str, folder: Path) -> 
     store = dist.PrefixStore(str(folder), dist.distributed_c10d._get_default_store())
     lines: list[str] = []
     process = Process(grid.rank, grid.world_size, grid.world_size)
-    watchdog = Watchdog(store, process, folder, times=Times(2.0, 30.0), say=lines.append)
+    bell = Bell(store, process)
+    watchdog = Watchdog(bell, process, folder, times=Times(2.0, 30.0), say=lines.append)
     orchestrator = SimpleNamespace(progress=lambda: {a: lane.progress for a, lane in lanes.items()})
     watchdog.orchestrators = (orchestrator,)
-    with watchdog:
+    with bell, watchdog:
         dist.barrier()  # so that no rank but the culprit is late for the call
         if grid.rank == culprit:
             hang_here(folder)
@@ -142,9 +144,9 @@ def wait_on_two_axes(folder: Path) -> list[str]:
         call(grid, axis, "fused", {})
     store = dist.PrefixStore(str(folder), dist.distributed_c10d._get_default_store())
     lines: list[str] = []
-    with Watchdog(
-        store, Process(grid.rank, 4, 4), folder, times=Times(2.0, 30.0), say=lines.append
-    ):
+    here = Process(grid.rank, 4, 4)
+    bell = Bell(store, here)
+    with bell, Watchdog(bell, here, folder, times=Times(2.0, 30.0), say=lines.append):
         dist.barrier()
         if grid.rank == 3:
             hang_here(folder)
@@ -164,7 +166,9 @@ def test_a_rank_that_waits_itself_is_not_blamed(pool, tmp_path) -> None:
 
 def test_a_step_that_does_not_end_is_noticed(tmp_path) -> None:
     lines: list[str] = []
-    with Watchdog(HashStore(), Process(), tmp_path, times=Times(2.0, 5.0), say=lines.append) as dog:
+    bell = Bell(HashStore(), Process())
+    dog = Watchdog(bell, Process(), tmp_path, times=Times(2.0, 5.0), say=lines.append)
+    with bell, dog:
         time.sleep(1.2)
         dog.step_ended()
         time.sleep(1.2)
@@ -180,8 +184,9 @@ def test_a_signal_asks_and_the_process_goes_on(tmp_path) -> None:
     lines: list[str] = []
     before = signal.getsignal(SIGNAL)
     times = Times(60.0, 5.0)
-    watchdog = Watchdog(HashStore(), Process(), tmp_path, times=times, say=lines.append)
-    with watchdog, SignalListener({SIGNAL: watchdog.hear}):
+    bell = Bell(HashStore(), Process())
+    watchdog = Watchdog(bell, Process(), tmp_path, times=times, say=lines.append)
+    with bell, watchdog, SignalListener({SIGNAL: watchdog.hear}):
         for count in (1, 2):
             time.sleep(2.5 * (count - 1))  # signals in quick succession are one question
             os.kill(os.getpid(), SIGNAL)
@@ -207,8 +212,9 @@ def one_writes_nothing_and_one_has_ended(folder: Path) -> list[str]:
         folder = folder / "file"
         folder.write_text("")
     here = Process(grid.rank, 4, 4)
-    watchdog = Watchdog(store, here, folder, times=Times(60.0, 30.0), say=lines.append)
-    with watchdog:
+    bell = Bell(store, here)
+    watchdog = Watchdog(bell, here, folder, times=Times(60.0, 30.0), say=lines.append)
+    with bell, watchdog:
         if grid.rank == 3:
             return lines
         store.wait(["watchdog/left/3"])
