@@ -19,7 +19,6 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 
 from axonn_ext.checkpoint.errors import CheckpointError
 from axonn_ext.checkpoint.shards import Offsets, Shard, blocks_of_run
@@ -95,6 +94,8 @@ def placed_parameters(model: nn.Module) -> Iterator[PlacedParameter]:
             name = f"{p.name}@{p.spec.stored_as}" if p.spec.stored_as else p.name
             yield PlacedParameter(name, p.parameter, p.spec.state_sizes, tuple(offsets))
         return
+    from torch.distributed.tensor import DTensor  # loads 600 modules
+
     for name, parameter in model.named_parameters():
         if isinstance(parameter, DTensor):
             raise CheckpointError(
