@@ -59,7 +59,9 @@ def open_store(process: Process, seconds: float | None = None) -> Store:
     Raises: MeetingError where the environment does not say where the store is, or where the ranks
         cannot connect to it.
     """
-    allow_open_files(process.local_world_size)
+    launch = settings.launch_environment()
+    by_torchrun = launch is not None and launch.by_agent and not launch.by_us
+    allow_open_files(process.world_size, agent=os.getppid() if by_torchrun else None)
     if process.world_size == 1:
         return HashStore()
     try:
