@@ -7,7 +7,7 @@
 
 _devices=${1:-}/sys/class
 if [ -d "$_devices/cxi" ]; then  # HPE Slingshot
-  _first=$(cd "$_devices/net" && ls -d hsn* 2>/dev/null | head -n 1)
+  _first=$(cd "$_devices/net" && ls -d hsn* 2>/dev/null | head -n 1 || true)
   export NCCL_SOCKET_IFNAME=${NCCL_SOCKET_IFNAME:-hsn}  # all interfaces whose names begin so
   export GLOO_SOCKET_IFNAME=${GLOO_SOCKET_IFNAME:-${_first:-hsn0}}
   export NCCL_NET=${NCCL_NET:-AWS Libfabric}  # the plugin aws-ofi-nccl must be on LD_LIBRARY_PATH
@@ -20,7 +20,7 @@ if [ -d "$_devices/cxi" ]; then  # HPE Slingshot
   export FI_CXI_DEFAULT_CQ_SIZE=${FI_CXI_DEFAULT_CQ_SIZE:-131072}
   export FI_CXI_RX_MATCH_MODE=${FI_CXI_RX_MATCH_MODE:-hybrid}
 elif [ -n "$(ls "$_devices/infiniband" 2>/dev/null)" ]; then  # InfiniBand, or RoCE
-  _first=$(cd "$_devices/net" && ls -d ib* 2>/dev/null | head -n 1)
+  _first=$(cd "$_devices/net" && ls -d ib* 2>/dev/null | head -n 1 || true)
   if [ -n "$_first" ]; then  # IP over InfiniBand, for what is not RDMA
     export NCCL_SOCKET_IFNAME=${NCCL_SOCKET_IFNAME:-$_first}
     export GLOO_SOCKET_IFNAME=${GLOO_SOCKET_IFNAME:-$_first}
