@@ -67,7 +67,8 @@ def test_network_settings(
     for device in devices:
         (tmp_path / "sys" / "class" / device).mkdir(parents=True)
     done = subprocess.run(
-        ["bash", "-euo", "pipefail", "-c", f". examples/network.sh {tmp_path}; env"], cwd=ROOT, capture_output=True,
+        ["bash", "-euo", "pipefail", "-c", f". examples/network.sh {tmp_path}; env"],
+        cwd=ROOT, capture_output=True,
         text=True, check=True, env={"PATH": os.environ["PATH"]} | set_before,
     )  # fmt: skip
     found = dict(line.split("=", 1) for line in done.stdout.splitlines())
