@@ -14,6 +14,7 @@ from axonn_ext.launch.order import NATURAL, in_rank_order, natural, order_of, re
 from axonn_ext.launch.place import Process
 from axonn_ext.spec.grid import GridShape
 from axonn_ext.terminal.errors import UserError
+from axonn_ext.train.terminal import describe_hosts
 
 
 def test_numbers_in_names_count_as_numbers() -> None:
@@ -98,3 +99,11 @@ def test_axes_inside_a_host(grid: GridShape, ranks_of_host: int, inside: list[st
         hosts = [{(r + i * stride) // ranks_of_host for i in range(size)} for r in firsts]
         if size > 1:
             assert (axis in inside) == all(len(of_group) == 1 for of_group in hosts)
+
+
+def test_a_run_says_that_x_leaves_the_host() -> None:
+    assert describe_hosts(GridShape(x=4), 4) == ""
+    assert describe_hosts(GridShape(x=3, data=4), 6).endswith("inside a host: x; across hosts: data")
+    text = describe_hosts(GridShape(x=4, data=3), 6)
+    assert text.startswith("2 with 6 ranks each; inside a host: no axis; across hosts: x, data")
+    assert "warning: x=4 " in text and text.endswith("with a size of 1, 2, 3, 6")
