@@ -103,7 +103,8 @@ def test_axes_inside_a_host(grid: GridShape, ranks_of_host: int, inside: list[st
 
 def test_a_run_says_that_x_leaves_the_host() -> None:
     assert describe_hosts(GridShape(x=4), 4) == ""
-    assert describe_hosts(GridShape(x=3, data=4), 6).endswith("inside a host: x; across hosts: data")
+    stays = describe_hosts(GridShape(x=3, data=4), 6)
+    assert stays.endswith("inside a host: x; across hosts: data")
     text = describe_hosts(GridShape(x=4, data=3), 6)
     assert text.startswith("2 with 6 ranks each; inside a host: no axis; across hosts: x, data")
     assert "warning: x=4 " in text and text.endswith("with a size of 1, 2, 3, 6")
