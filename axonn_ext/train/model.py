@@ -16,7 +16,6 @@ from axonn_ext.data import Batch
 from axonn_ext.gradients import GradientNorm, clipping_factor, gradient_norm, widened
 from axonn_ext.grid import Grid
 from axonn_ext.inputs.errors import InputError
-from axonn_ext.models.plain import PlainTransformer
 from axonn_ext.models.transformer import Transformer
 from axonn_ext.nn import Places
 from axonn_ext.overlap import Orchestrator
@@ -192,6 +191,8 @@ class PlainModel(_Whole):
 
     def __init__(self, job: Job, grid: Grid) -> None:
         initial = _build(job, grid)
+        from axonn_ext.models.plain import PlainTransformer
+
         self.module = PlainTransformer(job.model)
         self.module.load_state_dict(axonn_ext.full_state_dict(initial))
         self.module.to(job.device, job.dtype)
