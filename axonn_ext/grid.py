@@ -23,7 +23,8 @@ from axonn_ext import _C, meeting, ops, settings  # noqa: F401  (ops registers t
 from axonn_ext.communicators import Communicators
 from axonn_ext.rank_values import device_type
 from axonn_ext.side_groups import OwnedGroups, SideGroups, new_group
-from axonn_ext.spec.grid import AXES, SUM_ORDER, GridShape
+from axonn_ext.spec.communicators import grid_groups, overlap_axes
+from axonn_ext.spec.grid import AXES, GridShape
 
 _C10D_SECONDS = 30.0  # c10d's collectives fail so long after AXONN_TIMEOUT_SECONDS
 Dims = Mapping[int, Sequence[str]]  # tensor dim -> the axes that split it, slowest first
@@ -98,8 +99,7 @@ class Grid:
         self.communicators = Communicators(
             {
                 axis: dist.get_process_group_ranks(self.group(axis))
-                for axis in SUM_ORDER
-                if self.size(axis) > 1
+                for axis in overlap_axes(self.shape)
             }
         )
 
@@ -140,10 +140,10 @@ class Grid:
 
         If at most one of these axes has several ranks, this is the group of that axis.
         """
-        split = [self._groups[axis] for axis in ("x", "y", "z") if self.size(axis) > 1]
-        if len(split) < 2:
-            return split[0] if split else self._groups["x"]
-        size = math.prod(group.size for group in split)
+        axes = [self._groups[axis] for axis in ("x", "y", "z")]
+        if "model" not in grid_groups(self.shape):
+            return max(axes, key=lambda group: group.size)
+        size = math.prod(group.size for group in axes)
         first = self.rank - self.rank % size
         return self._group_of("model", [first + i for i in range(size)])
 
@@ -153,7 +153,7 @@ class Grid:
         That one makes a group, too: c10d names a group after how many a rank has made before it.
         """
         stages = self._groups["pipe"]
-        if stages.size <= 2:
+        if "ends" not in grid_groups(self.shape):
             return stages
         first = self.rank - stages.rank * stride
         ends = [first, first + (stages.size - 1) * stride]

@@ -45,7 +45,8 @@ would silently be ignored. (Variables that setup.py reads are accepted.)
 CUDA_DEVICE_MAX_CONNECTIONS=1 and CUDA_LAUNCH_BLOCKING=1 are read, too: with either, a CUDA graph
 that captures a fused gather brings this rank's rows to its peers before the GEMM begins.
 
-`launch_environment` reads the variables that torchrun sets (RANK, WORLD_SIZE, ...).
+`launch_environment` reads the variables that torchrun sets (RANK, WORLD_SIZE, ...), and for a task
+that srun started, those of Slurm.
 """
 
 from __future__ import annotations
@@ -57,6 +58,7 @@ from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from axonn_ext import slurm
 from axonn_ext.inputs.errors import MAX_SHOWN, hint
 
 PREFIX = "AXONN_"
@@ -110,9 +112,9 @@ class Settings:
 
 @dataclass(frozen=True)
 class LaunchEnvironment:
-    """The place in a job that torchrun, or `axonn-ext` itself (by_us), gave this process.
+    """The place in a job that torchrun, Slurm, or `axonn-ext` itself (by_us), gave this process.
 
-    by_agent  one of them has started this process, and not, say, Slurm
+    by_agent  torchrun or `axonn-ext` has started this process, and not, say, Slurm
     launcher  the process that has, where it is `axonn-ext` itself
     """
 
@@ -164,10 +166,14 @@ def load(environment: Mapping[str, str] = os.environ) -> Settings:
 def launch_environment(
     environment: Mapping[str, str] = os.environ,
 ) -> LaunchEnvironment | None:
-    """Reads what torchrun told this process; returns None if torchrun did not start it.
+    """Reads what torchrun or Slurm told this process; returns None if neither started it.
 
     Raises: SettingsError, which names the variables, for numbers that no launcher would set.
     """
+    try:
+        environment = slurm.as_torchrun(environment) | dict(environment)
+    except ValueError as error:
+        raise SettingsError({"SLURM": str(error)}) from None
     if "RANK" not in environment or "WORLD_SIZE" not in environment:
         return None
     problems: dict[str, str] = {}
@@ -177,7 +183,7 @@ def launch_environment(
         if re.fullmatch(r"[0-9]{1,9}", text) and least <= int(text) <= most:
             return int(text)
         problems[name] = (
-            f"{name} must be a whole number from {least} to {most}, as torchrun sets it, got "
+            f"{name} must be a whole number from {least} to {most}, as launchers set it, got "
             f"{text[:MAX_SHOWN]!r}"
         )
         return default
@@ -187,12 +193,13 @@ def launch_environment(
     local_world_size = whole("LOCAL_WORLD_SIZE", world_size, 1, most)
     run_id = environment.get("TORCHELASTIC_RUN_ID", "")
     ours = re.match(rf"{LAUNCHED_BY_US}(\d+)-", run_id)
+    rank = whole("RANK", 0, 0, most - 1)
     here = LaunchEnvironment(
-        rank=whole("RANK", 0, 0, most - 1),
-        local_rank=whole("LOCAL_RANK", 0, 0, most - 1),
+        rank=rank,
+        local_rank=whole("LOCAL_RANK", rank % local_world_size, 0, most - 1),
         world_size=world_size,
         local_world_size=local_world_size,
-        master_addr=environment.get("MASTER_ADDR", "127.0.0.1"),
+        master_addr=environment.get("MASTER_ADDR", ""),
         master_port=whole("MASTER_PORT", 29500, 0, 65535),
         by_us=run_id.startswith(LAUNCHED_BY_US),
         by_agent=bool(run_id),
@@ -215,9 +222,10 @@ def worker_environment(
 ) -> dict[str, str]:
     """Returns the environment for processes in which this one tries something out.
 
-    It is that of this process with these changes, and without the variables of torchrun.
+    It is that of this process with these changes, and without the place in a job that it has.
     """
     launched = (
+        "SLURM_PROCID",
         "RANK",
         "WORLD_SIZE",
         "LOCAL_RANK",

@@ -20,7 +20,6 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 
 from axonn_ext.checkpoint.errors import CheckpointError
 from axonn_ext.checkpoint.layout import Layout, grid_of
@@ -116,6 +115,8 @@ def placed_parameters(model: nn.Module) -> Iterator[PlacedParameter]:
             name = f"{p.name}@{p.spec.stored_as}" if p.spec.stored_as else p.name
             yield PlacedParameter(name, p.parameter, _layout_of(p), tuple(offsets))
         return
+    from torch.distributed.tensor import DTensor  # loads 600 modules
+
     _, size = place_in_world()
     for name, parameter in model.named_parameters():
         if isinstance(parameter, DTensor):

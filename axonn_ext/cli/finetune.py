@@ -104,6 +104,7 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
     parser.add_argument(
         "--resume", metavar="auto|PATH", help="go on from a checkpoint, as axonn-ext train does"
     )
+    train.add_rank_order(parser)
     parser.set_defaults(run=run)
 
 
@@ -126,7 +127,7 @@ def run(args: argparse.Namespace, extra: Sequence[str]) -> int:
     here = argparse.Namespace(
         config=None, grid=args.grid, machine=None, nproc=args.nproc, resume=args.resume,
         out=args.out or Path("runs") / f"finetune-{time.strftime('%Y%m%d-%H%M%S')}",
-        overwrite=args.overwrite, profile=False, print_config=False,
+        overwrite=args.overwrite, profile=False, print_config=False, rank_order=args.rank_order,
     )  # fmt: skip
     arguments = [f"--{override.key}={override.text}" for override in overrides]
     return train.run(here, arguments, note=note)

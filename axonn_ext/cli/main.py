@@ -253,10 +253,10 @@ def _parser(first: Sequence[str]) -> Parser:
 def _say_farewell() -> None:
     try:
         from axonn_ext.launch import process  # loads Torch
-    except SettingsError:
-        return  # the module cannot be loaded with these settings
 
-    here = process.this_process()
+        here = process.this_process()
+    except SettingsError:
+        return  # these settings let no process meet another
     assert here is not None
     process.say_farewell(here)
 

@@ -25,9 +25,9 @@ from axonn_ext.planner.machine import Machine
 from axonn_ext.planner.pipelines import PipelineStep, simulate_pipeline
 from axonn_ext.planner.ranges import step_range
 from axonn_ext.planner.shares import shares_of
+from axonn_ext.planner.simulated import timeline
 from axonn_ext.planner.step.program import make_program
 from axonn_ext.planner.step.volumes import all_collectives, most_bytes_by_axis
-from axonn_ext.planner.timeline import timeline
 from axonn_ext.spec.grid import COMMUNICATING
 from axonn_ext.terminal.console import print_table, say
 

@@ -13,7 +13,7 @@ from axonn_ext.cli.plan_budget import Budget
 from axonn_ext.planner.estimate import Estimate
 from axonn_ext.planner.pipelines import pipeline_timeline
 from axonn_ext.planner.search.fastest import Plan
-from axonn_ext.planner.timeline import timeline
+from axonn_ext.planner.simulated import timeline
 from axonn_ext.terminal.console import Console, say
 from axonn_ext.terminal.errors import UserError
 from axonn_ext.terminal.files import check_picture, check_writable, writing

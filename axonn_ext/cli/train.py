@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import re
 import signal
+import socket
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -16,7 +17,6 @@ from torch.distributed import Store
 from axonn_ext.launch import process
 from axonn_ext.launch.place import Process
 from axonn_ext.terminal.arguments import MOST_PROCESSES, whole
-from axonn_ext.terminal.console import Console, say
 from axonn_ext.terminal.errors import TrainingError, UserError
 from axonn_ext.terminal.grids import check_processes
 from axonn_ext.train.checkpoints import AUTO
@@ -79,6 +79,7 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
         help="go on from a checkpoint, on whatever grid: auto, the newest in --out, if there is "
         "one; or a checkpoint's folder, or that of a run (the key checkpoint.resume)",
     )  # fmt: skip
+    add_rank_order(parser)
     parser.add_argument(
         "--profile", action="store_true",
         help="write profile.json, a Chrome trace of a few steps: compute, and each axis",
@@ -87,6 +88,15 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
         "--print-config", action="store_true", help="print the whole configuration as TOML and stop"
     )
     parser.set_defaults(run=run)
+
+
+def add_rank_order(parser: argparse.ArgumentParser) -> None:
+    """Adds --rank-order."""
+    parser.add_argument(
+        "--rank-order", metavar="natural|FILE",
+        help="order of hosts in rank order, so that neighbours are near: natural (gpu1, gpu2, "
+        "gpu10), or a file with a line HOST or HOST SWITCH/DOMAIN for each (default: as launched)",
+    )  # fmt: skip
 
 
 def run(args: argparse.Namespace, extra: Sequence[str], *, note: str = "") -> int:
@@ -114,6 +124,10 @@ def run(args: argparse.Namespace, extra: Sequence[str], *, note: str = "") -> in
     folder = args.out or default_folder(args.config)
     config = _dated(config, folder, here, store)
     if here is not None:
+        if args.rank_order is not None and store is not None and here.world_size > 1:
+            from axonn_ext.launch.order import in_rank_order
+
+            here = in_rank_order(store, here, args.rank_order, host=socket.gethostname())
         run_worker(
             config, here, folder=folder, overwrite=args.overwrite, profile=args.profile, store=store
         )
@@ -129,6 +143,8 @@ def run(args: argparse.Namespace, extra: Sequence[str], *, note: str = "") -> in
         check_folder(folder, overwrite=args.overwrite, resumes=resumes)
         check_memory(prepare(config, world_size=world_size), ranks_here=world_size)
         if note:
+            from axonn_ext.terminal.console import Console, say  # loads rich
+
             say(Console(), note)
         _launch(world_size, _worker_arguments(args, config, folder, overrides), config, folder)
     return 0
@@ -177,6 +193,7 @@ def _load(
     if here is not None and (is_auto or not args.print_config):
         store = process.open_store(here)
         said = {"the command": "train", "whether --grid is auto": str(is_auto)}
+        said["--rank-order"] = str(args.rank_order)
         process.meet(store, here, lambda: said)
     with process.checking(here, store):
         return _load_config(args, overrides, here, store), store

@@ -6,17 +6,19 @@ import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from axonn_ext.data.orders import check_sequence_length
-from axonn_ext.data.prompts import Prompts
 from axonn_ext.data.source import check_utf8, find_text
 from axonn_ext.data.tokens import Tokens, whole
 from axonn_ext.data.units import JSON_LINES, parse_line, shown
 from axonn_ext.data.vocabulary import TokenArray
+
+if TYPE_CHECKING:
+    from axonn_ext.data.prompts import Prompts  # loads jinja2, which only chats need
 
 _OPEN = 16  # more leave less room empty, but mix the order less
 _FIELDS = 'an object with "prompt" and "completion", or "text", all strings, or "messages"'

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -21,6 +20,8 @@ _NOT_LIBRARY_CODE = frozenset({"site-packages", "dist-packages", "test", "tests"
 
 def python_sources() -> list[Path]:
     """Returns the .py files of the standard library without its tests, in a fixed order."""
+    import sysconfig
+
     root = Path(sysconfig.get_paths()["stdlib"])
     found: list[Path] = []
     for folder, below, names in os.walk(root):

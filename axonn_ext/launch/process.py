@@ -27,6 +27,7 @@ from torch.distributed.rendezvous import rendezvous
 from axonn_ext import meeting, settings
 from axonn_ext.launch import threads
 from axonn_ext.launch.attempt import name_of_start
+from axonn_ext.launch.gpus import take_gpu
 from axonn_ext.launch.limits import allow_open_files
 from axonn_ext.launch.network import advice, check_connections
 from axonn_ext.launch.place import Process
@@ -43,27 +44,30 @@ _MEETING = "checked"
 
 
 def this_process() -> Process | None:
-    """Returns the place that torchrun gave this process, or None if torchrun did not start it."""
+    """Returns the place that torchrun or Slurm gave this process; None if neither started it.
+
+    Raises what `Process.of` raises.
+    """
     launch = settings.launch_environment()
-    if launch is None:
-        return None
-    return Process(launch.rank, launch.world_size, launch.local_world_size)
+    return None if launch is None else Process.of(launch)
 
 
 def open_store(process: Process, seconds: float | None = None) -> Store:
-    """Opens torchrun's store, or a new store for a process that torchrun did not start.
+    """Opens the store in which all ranks meet, or a new one for a process that is alone.
 
     seconds: how long to wait for the other ranks; default as long as for a peer inside an op.
 
     Raises: MeetingError where the environment does not say where the store is, or where the ranks
         cannot connect to it.
     """
-    allow_open_files(process.local_world_size)
+    launch = settings.launch_environment()
+    by_torchrun = launch is not None and launch.by_agent and not launch.by_us
+    allow_open_files(process.world_size, agent=os.getppid() if by_torchrun else None)
     if process.world_size == 1:
         return HashStore()
     try:
         timeout = timedelta(seconds=seconds) if seconds is not None else _patience()
-        store = _shared_store(timeout)
+        store = _shared_store(process, timeout)
         ours = PrefixStore("axonn_ext", store)
         name = name_of_start(ours, process, timeout.total_seconds())
     except TimeoutError as error:
@@ -76,15 +80,22 @@ def open_store(process: Process, seconds: float | None = None) -> Store:
     return PrefixStore(name, ours)
 
 
-def _shared_store(timeout: timedelta) -> Store:
-    """Opens the file that `axonn-ext` made for its processes, or what torchrun serves."""
+def _shared_store(process: Process, timeout: timedelta) -> Store:
+    """Opens the file that `axonn-ext` made for its processes, or the store at MASTER_ADDR.
+
+    torchrun serves that one, or else rank 0.
+    """
     launch = settings.launch_environment()
-    if launch is None or not launch.store_file:
-        store, _, _ = next(rendezvous("env://", timeout=timeout))
-        return store  # type: ignore[no-any-return, unused-ignore]
-    store = FileStore(launch.store_file)
-    store.set_timeout(timeout)
-    return store
+    if launch is None or not launch.master_addr:
+        raise ValueError("MASTER_ADDR must be the host that serves the store, but is not set")
+    if launch.store_file:
+        store = FileStore(launch.store_file)
+        store.set_timeout(timeout)
+        return store
+    host = f"[{launch.master_addr}]" if ":" in launch.master_addr else launch.master_addr
+    url = f"tcp://{host}:{launch.master_port}"
+    store, _, _ = next(rendezvous(url, process.rank, process.world_size, timeout=timeout))
+    return store  # type: ignore[no-any-return, unused-ignore]
 
 
 def say_farewell(process: Process) -> None:
@@ -260,7 +271,8 @@ def process_group(process: Process, store: Store, device: str = "cpu") -> Iterat
         with _store_needed():
             check_connections(store, process)
     if device == "cuda":
-        _take_gpu(process)
+        with _store_needed():
+            take_gpu(store, process)
     try:
         with _store_needed():
             dist.init_process_group(
@@ -285,18 +297,6 @@ def process_group(process: Process, store: Store, device: str = "cpu") -> Iterat
             dist.destroy_process_group()
         raise
     dist.destroy_process_group()
-
-
-def _take_gpu(process: Process) -> None:
-    """Makes this rank's GPU the current one.
-
-    If there are more ranks than GPUs, ranks share GPUs, which NCCL allows only if it takes each
-    rank for a host of its own.
-    """
-    num_gpus = torch.cuda.device_count()
-    if process.local_world_size > num_gpus:
-        settings.let_ranks_share_gpus(process.rank)
-    torch.cuda.set_device(process.rank % process.local_world_size % num_gpus)
 
 
 def set_threads(process: Process, threads: int) -> int:

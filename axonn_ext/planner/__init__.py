@@ -6,18 +6,26 @@
 
 Pure: no file but the machine's is read, nothing is started. Of the rest of the package it imports
 what a model, a grid and a run are (axonn_ext.spec), and no Torch.
+
+A name is loaded when it is first used.
 """
 
-from axonn_ext.planner.errors import PlannerError
-from axonn_ext.planner.estimate import Estimate
-from axonn_ext.planner.events import Event, Timeline
-from axonn_ext.planner.job import Job, Options
-from axonn_ext.planner.machine import Machine, load_machine
-from axonn_ext.planner.memory.peak import Memory, memory_of
-from axonn_ext.planner.search.fastest import Plan, plan
-from axonn_ext.planner.search.remedies import smallest_that_fits
-from axonn_ext.planner.search.request import Request
-from axonn_ext.planner.timeline import simulate, timeline
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from axonn_ext.planner.errors import PlannerError
+    from axonn_ext.planner.estimate import Estimate
+    from axonn_ext.planner.events import Event, Timeline
+    from axonn_ext.planner.job import Job, Options
+    from axonn_ext.planner.machine import Machine, load_machine
+    from axonn_ext.planner.memory.peak import Memory, memory_of
+    from axonn_ext.planner.search.fastest import Plan, plan
+    from axonn_ext.planner.search.remedies import smallest_that_fits
+    from axonn_ext.planner.search.request import Request
+    from axonn_ext.planner.simulated import simulate, timeline
 
 __all__ = [
     "Estimate",
@@ -37,3 +45,29 @@ __all__ = [
     "smallest_that_fits",
     "timeline",
 ]
+
+_HOMES = {
+    "Estimate": "estimate",
+    "Event": "events",
+    "Job": "job",
+    "Machine": "machine",
+    "Memory": "memory.peak",
+    "Options": "job",
+    "Plan": "search.fastest",
+    "PlannerError": "errors",
+    "Request": "search.request",
+    "Timeline": "events",
+    "load_machine": "machine",
+    "memory_of": "memory.peak",
+    "plan": "search.fastest",
+    "simulate": "simulated",
+    "smallest_that_fits": "search.remedies",
+    "timeline": "simulated",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Loads a public name from the module that defines it (PEP 562)."""
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"axonn_ext.planner.{_HOMES[name]}"), name)

@@ -11,7 +11,7 @@ from axonn_ext.planner.machine import Machine
 from axonn_ext.planner.memory.peak import Memory
 from axonn_ext.planner.pipelines import StageSteps, simulate_pipeline
 from axonn_ext.planner.prepared_step import PreparedStep
-from axonn_ext.planner.timeline import simulate
+from axonn_ext.planner.simulated import simulate
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ def estimate(
 
 
 def _full_bytes(job: Job, machine: Machine, memory: Memory) -> int:
-    others = machine.memory_reserved_bytes + machine.communicators_bytes(job.grid)
+    others = machine.memory_reserved_bytes + machine.communicators_bytes(job.grid, job.options)
     return memory.total + others
 
 

@@ -14,11 +14,12 @@ from axonn_ext.inputs.files import is_file, read_toml
 from axonn_ext.inputs.tables import Table
 from axonn_ext.planner.attention import Attention, read_attention
 from axonn_ext.planner.errors import PlannerError
-from axonn_ext.planner.job import WIDTHS
+from axonn_ext.planner.job import WIDTHS, Options
 from axonn_ext.planner.links import Link, Links, read_links
 from axonn_ext.planner.overrides import changed
 from axonn_ext.planner.products import Products, read_products
 from axonn_ext.planner.step.tasks import Collective, Matmul, Scores
+from axonn_ext.spec.communicators import num_communicators
 from axonn_ext.spec.grid import GridShape
 
 DEVICES = ("cuda", "cpu")
@@ -95,16 +96,19 @@ class Machine:
         """Whether algorithm "auto" may be modelled to choose "fused" on a GPU of the machine."""
         return self.device == "cuda" and self.hidden_share > 0
 
-    def communicators_bytes(self, grid: GridShape) -> int:
-        """Returns the bytes of the buffers of a grid's communicators."""
-        return grid.num_communicators * self.communicator_bytes
+    def communicators_bytes(self, grid: GridShape, *options: Options) -> int:
+        """Returns the bytes of the buffers of a rank's communicators, with the most of options."""
+        return self.communicator_bytes * max(
+            num_communicators(grid, overlap=each.overlap, wraps=each.pipeline.chunks > 1)
+            for each in options
+        )
 
-    def memory_limit_on(self, grid: GridShape, fraction: float) -> int:
-        """Returns the bytes that a rank of a grid may use, if it may use that fraction.
+    def memory_limit_on(self, grid: GridShape, *options: Options, fraction: float) -> int:
+        """Returns the bytes that a rank may use with any of these options, of that fraction.
 
         What communicators take is not among them.
         """
-        return int((self.usable_bytes - self.communicators_bytes(grid)) * fraction)
+        return int((self.usable_bytes - self.communicators_bytes(grid, *options)) * fraction)
 
     def link(self, grid: GridShape, axis: str) -> Link:
         """Returns the link of the groups along an axis; ranks are laid out with x fastest.

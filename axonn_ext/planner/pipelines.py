@@ -20,9 +20,9 @@ from axonn_ext.planner.pipeline_simulator import Simulation, StageTimes, simulat
 from axonn_ext.planner.prepared_step import PreparedStep
 from axonn_ext.planner.shared_cores import on_shared_cores
 from axonn_ext.planner.shares import shares_of
+from axonn_ext.planner.simulated import prepare, simulate_parts
 from axonn_ext.planner.step.messages import messages
 from axonn_ext.planner.step.rank import Rank
-from axonn_ext.planner.timeline import prepare, simulate_parts
 from axonn_ext.spec.pipeline import Task as ScheduledTask
 from axonn_ext.spec.pipeline_options import PipelineOptions
 

@@ -230,7 +230,8 @@ def fastest_of(jobs: Iterable[Job], machine: Machine) -> Estimate | None:
     fitting = (
         job
         for job, held in memory.items()
-        if held.total <= machine.memory_limit_on(job.grid, DEFAULT_MEMORY_FRACTION)
+        if held.total
+        <= machine.memory_limit_on(job.grid, job.options, fraction=DEFAULT_MEMORY_FRACTION)
     )
     promising = nsmallest(_SIMULATED, fitting, key=ClosedForms(machine).seconds)
     steps = StageSteps(machine)

@@ -74,14 +74,6 @@ class GridShape:
         """The number of ranks of the whole grid."""
         return self.x * self.y * self.z * self.data * self.pipe
 
-    @property
-    def num_communicators(self) -> int:
-        """The communicators of a rank: of each axis with several ranks, of x, y and z together,
-        and of the two ends of a pipeline."""
-        axes = [axis for axis in AXES if getattr(self, axis) > 1]
-        together = sum(axis in ("x", "y", "z") for axis in axes) > 1
-        return len(axes) + together + (self.pipe > 2)
-
     def as_dict(self) -> dict[str, int]:
         """Returns {axis: size} for all five axes, as it is written to JSON."""
         return {"x": self.x, "y": self.y, "z": self.z, "data": self.data, "pipe": self.pipe}
@@ -93,6 +85,15 @@ class GridShape:
         """
         faster = AXES[AXES.index(axis) + 1 :]
         return math.prod(getattr(self, name) for name in faster)
+
+    def inside(self, ranks_of_host: int) -> list[str]:
+        """Returns the axes of several ranks none of whose groups has ranks of two hosts."""
+        return [
+            axis
+            for axis, size in self.as_dict().items()
+            if size > 1
+            and (self.size <= ranks_of_host or ranks_of_host % (self.inner(axis) * size) == 0)
+        ]
 
     def short(self) -> str:
         """Returns the axes with several ranks, like "x=2,y=2"; "x=1" for a grid of one rank."""

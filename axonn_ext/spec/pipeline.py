@@ -14,7 +14,6 @@ import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from fractions import Fraction
 
 from axonn_ext.spec.parallel import check_choice
 
@@ -183,6 +182,8 @@ def split_layers(
 
 def _whole(costs: Sequence[float]) -> list[int]:
     """The costs as whole numbers of a unit that divides all of them."""
+    from fractions import Fraction
+
     fractions = [Fraction(cost) for cost in costs]
     unit = math.lcm(*(fraction.denominator for fraction in fractions))
     return [int(fraction * unit) for fraction in fractions]

@@ -18,7 +18,6 @@ from axonn_ext.data import (
     Examples,
     PackedBatches,
     PackedEvaluation,
-    Prompts,
     RowGroup,
     Source,
     StoredVocabulary,
@@ -38,6 +37,7 @@ from axonn_ext.terminal.errors import TrainingError, UserError
 from axonn_ext.train.config import EXAMPLES, Config
 
 if TYPE_CHECKING:
+    from axonn_ext.data import Prompts
     from axonn_ext.train.job import Job
 
 
@@ -159,6 +159,8 @@ def examples_of(
 
 def _prompts(config: Config, vocabulary: Vocabulary, vocab_size: int) -> Prompts:
     """Returns what encodes a run's examples. Raises UserError if it cannot, for this model."""
+    from axonn_ext.data import Prompts  # loads jinja2
+
     pretrained = config.model.pretrained
     try:
         prompts = Prompts(

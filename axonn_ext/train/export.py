@@ -22,7 +22,6 @@ from axonn_ext.inputs.files import is_file, is_folder
 from axonn_ext.launch import process
 from axonn_ext.launch.place import Process
 from axonn_ext.models import ModelConfig, ParallelConfig
-from axonn_ext.pretrained import merge_adapters, save_pretrained
 from axonn_ext.train.config import LoraTable
 from axonn_ext.train.job import DTYPES, Job
 from axonn_ext.train.model import add_adapters
@@ -114,8 +113,8 @@ def export(
         if lora.rank:
             add_adapters(model, lora, seed=0)
         load(checkpoint, model=model, random=False)
-        merge_adapters(model)
-        save_pretrained(
+        axonn_ext.merge_adapters(model)
+        axonn_ext.save_pretrained(
             model, out, like=origins.pretrained or None, tokenizer=origins.tokenizer or None
         )
     return config

@@ -7,7 +7,6 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from statistics import median
 
 import torch
 
@@ -134,6 +133,8 @@ class Exposure:
             return []
         off = "--overlap.mode off runs what shared memory can do inside the ops"
         if self._compares:
+            from statistics import median  # loads five modules
+
             on, at_once = median(self._step_seconds[False]), median(self._step_seconds[True])
             numbers = f"{on * 1e3:.1f} ms a step, {at_once * 1e3:.1f} ms without overlap"
             if on < at_once:

@@ -12,7 +12,6 @@ from axonn_ext import _library, models
 from axonn_ext.communicators import why_none
 from axonn_ext.data import Source, StoredVocabulary, Vocabulary, padded_size, vocabulary_of
 from axonn_ext.optim import LossScaler
-from axonn_ext.pretrained import read_model
 from axonn_ext.spec.grid import GridShape
 from axonn_ext.spec.model import ModelConfig
 from axonn_ext.spec.parallel import ParallelConfig
@@ -147,6 +146,8 @@ def _read_pretrained(config: Config) -> ModelConfig:
                 f"model.{key.name}: expected nothing beside model.pretrained, whose config.json "
                 f"decides it, got {value}"
             )
+    from axonn_ext.pretrained import read_model
+
     found = read_model(Path(table.pretrained))
     if table.sequence_length > found.sequence_length:
         raise ValueError(

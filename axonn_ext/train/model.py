@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -16,15 +16,15 @@ from axonn_ext.data import Batch
 from axonn_ext.gradients import GradientNorm, clipping_factor, gradient_norm, widened
 from axonn_ext.grid import Grid
 from axonn_ext.inputs.errors import InputError
-from axonn_ext.models.plain import PlainTransformer
 from axonn_ext.models.transformer import Transformer
 from axonn_ext.nn import Places
 from axonn_ext.overlap import Orchestrator
-from axonn_ext.pipeline import MicroBatch, Pipeline
-from axonn_ext.pretrained import adapters_of
 from axonn_ext.terminal.errors import UserError
 from axonn_ext.train.config import LoraTable
 from axonn_ext.train.job import Job
+
+if TYPE_CHECKING:
+    from axonn_ext.pipeline import MicroBatch
 
 
 class TrainedModel(Protocol):
@@ -86,7 +86,7 @@ class _Whole:
 
     def backward(self, loss: Tensor, *, last: bool, loss_scale: float = 1.0) -> None:
         """Adds to the gradients; `last` says whether this is the last micro-batch of the step."""
-        loss.backward(torch.full_like(loss, loss_scale))
+        (loss * loss_scale).backward()  # a gradient that is given makes torch load sympy
 
     def forward_backward(
         self, batches: Sequence[Batch], num_labels: float, span: Spans, *, loss_scale: float = 1.0
@@ -142,6 +142,8 @@ class PipelineModel:
     """A model of axonn_ext whose blocks are split into the stages of a pipeline."""
 
     def __init__(self, job: Job, grid: Grid) -> None:
+        from axonn_ext.pipeline import Pipeline  # here, as most runs have no stages
+
         self.module = _build(job, grid, dtype=job.dtype, device=job.device)
         self.pipeline = Pipeline(
             self.module, grid, job.pipeline, overlap=job.config.overlap_options()
@@ -172,6 +174,8 @@ class PipelineModel:
         return gradient_norm(self.module, clip_norm or math.inf, loss_scale=loss_scale)
 
     def _micro_batches(self, batches: Sequence[Batch]) -> list[MicroBatch]:
+        from axonn_ext.pipeline import MicroBatch
+
         to = next(self.module.parameters()).device
         return [MicroBatch(b.token_ids.to(to), b.labels.to(to), _places(b, to)) for b in batches]
 
@@ -187,6 +191,8 @@ class PlainModel(_Whole):
 
     def __init__(self, job: Job, grid: Grid) -> None:
         initial = _build(job, grid)
+        from axonn_ext.models.plain import PlainTransformer
+
         self.module = PlainTransformer(job.model)
         self.module.load_state_dict(axonn_ext.full_state_dict(initial))
         self.module.to(job.device, job.dtype)
@@ -234,6 +240,8 @@ def add_adapters(module: Transformer, lora: LoraTable, *, seed: int) -> None:
             )
     except ValueError as error:
         raise UserError(f"lora.{'start' if lora.start else 'targets'}: {error}") from None
+    from axonn_ext.pretrained import adapters_of
+
     ranks = {adapter.rank for _, adapter in adapters_of(module)}
     if ranks != {lora.rank}:
         raise UserError(f"lora.rank: expected {max(ranks)}, as in {lora.start}, got {lora.rank}")

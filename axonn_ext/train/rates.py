@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from axonn_ext.calibrate.find_machine import find_machine
 from axonn_ext.inputs.errors import InputError
 from axonn_ext.spec.flops import hardware_flops_per_token
 from axonn_ext.spec.model import ModelConfig
@@ -69,6 +68,8 @@ def peak_flops_of(config: Config, world_size: int) -> float | None:
     name, dtype = config.train.machine, config.train.dtype
     if not name:
         return None
+    from axonn_ext.calibrate.find_machine import find_machine  # loads a part of the planner
+
     try:
         machine = find_machine(name)
     except InputError as error:

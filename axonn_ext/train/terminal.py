@@ -9,6 +9,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
 from axonn_ext.data import ByteVocabulary, Corpus, Examples, StoredVocabulary
 from axonn_ext.data.corpus import DOCUMENTS, OpenSource
+from axonn_ext.spec.grid import GridShape, divisors
 from axonn_ext.terminal.console import say
 from axonn_ext.train.job import Job
 from axonn_ext.train.metrics import EvaluationMetrics, StepMetrics
@@ -94,8 +95,9 @@ def _peak_cells(metrics: StepMetrics) -> str:
 
 
 def print_header(
-    console: Console, job: Job, corpus: Corpus | Examples, *, threads: int, folder: str
-) -> None:
+    console: Console, job: Job, corpus: Corpus | Examples, *, threads: int, folder: str,
+    ranks_of_host: int,
+) -> None:  # fmt: skip
     """Prints what is about to run, in a few lines."""
     config, model = job.config, job.model
     parts = config.train.micro_batches
@@ -104,6 +106,7 @@ def print_header(
         f"{model.num_parameters() / 1e6:.2f} M parameters: "
         f"{model.num_layers} layers, {model.hidden_size} features, {model.num_heads} heads",
         "grid": describe_grid(job) + f", {threads} {'thread' if threads == 1 else 'threads'} each",
+        "hosts": describe_hosts(job.grid_shape, ranks_of_host),
         "text": _describe_corpus(job, corpus) + _describe_goldfish(job),
         "steps": f"{config.train.steps:,} of {config.train.batch_size} x "
         f"{config.model.sequence_length} = {config.tokens_per_step:,} tokens"
@@ -111,7 +114,8 @@ def print_header(
         "run": folder,
     }
     for name, value in lines.items():
-        say(console, f"{name:>7}  {value}")
+        if value:
+            say(console, f"{name:>7}  {value}")
         if name == "text" and isinstance(corpus, Examples):
             for note in _notes(job, corpus):
                 say(console, f"{'':>7}  {note}")
@@ -172,6 +176,26 @@ def describe_grid(job: Job) -> str:
     count = job.grid_shape.size
     processes = "1 process" if count == 1 else f"{count} processes"
     return f"{job.grid_shape}: {processes}, {job.parallel.layout}, {dtype}"
+
+
+def describe_hosts(shape: GridShape, ranks_of_host: int) -> str:
+    """Says which axes stay inside a host, and warns where x does not; "" on one host."""
+    if shape.size <= ranks_of_host:
+        return ""
+    inside = shape.inside(ranks_of_host)
+    across = [axis for axis, size in shape.as_dict().items() if size > 1 and axis not in inside]
+    text = (
+        f"{shape.size // ranks_of_host} with {ranks_of_host} "
+        f"{'rank' if ranks_of_host == 1 else 'ranks'} each; inside a host: "
+        f"{', '.join(inside) or 'no axis'}; across hosts: {', '.join(across)}"
+    )
+    if "x" in across and ranks_of_host > 1:
+        sizes = ", ".join(map(str, divisors(ranks_of_host)))
+        text += (
+            f"\nwarning: x={shape.x} communicates most and leaves the host; it would stay inside "
+            f"with a size of {sizes}"
+        )
+    return text
 
 
 def duration(seconds: float) -> str:

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 from torch.distributed import Store
 
-from axonn_ext import save_adapter, save_pretrained, settings
+import axonn_ext
+from axonn_ext import settings
 from axonn_ext.checkpoint.files import remove
 from axonn_ext.data import Corpus, Examples
 from axonn_ext.grid import Grid
@@ -24,9 +22,7 @@ from axonn_ext.launch.place import Process
 from axonn_ext.launch.preemption import SIGNALS, Preemption
 from axonn_ext.launch.signals import SignalListener
 from axonn_ext.models.transformer import Transformer
-from axonn_ext.terminal.console import Console, say
 from axonn_ext.terminal.errors import TrainingError
-from axonn_ext.terminal.files import writing
 from axonn_ext.train.checkpoints import AUTO, NOTHING, find_resumed
 from axonn_ext.train.claim import claimed
 from axonn_ext.train.config import Config
@@ -35,34 +31,23 @@ from axonn_ext.train.export import Origins
 from axonn_ext.train.job import Job, prepare
 from axonn_ext.train.kernels import settle_kernels
 from axonn_ext.train.memory import check_memory
-from axonn_ext.train.metrics import (
-    METRICS_FILE,
-    MetricsFile,
-    MetricsSink,
-    TensorBoard,
-    read_metrics,
-)
+from axonn_ext.train.metrics import MetricsSink
 from axonn_ext.train.model import build_model
-from axonn_ext.train.plot import plot_loss
 from axonn_ext.train.run_folder import (
     ADAPTER,
-    LOSS_PICTURE,
     MODEL,
-    PROFILE_FILE,
     check_folder,
     check_inputs,
-    create_folder,
     folder_of_rank_0,
 )
 from axonn_ext.train.shared import shared_values
-from axonn_ext.train.terminal import Terminal, describe_grid, duration, print_header
 from axonn_ext.train.trainer import Trainer
 from axonn_ext.watchdog import summary
 from axonn_ext.watchdog.watchdog import Times, Watchdog
 
 
 @dataclass(frozen=True)
-class _Run:
+class Run:
     """What a rank needs to train.
 
     resumed     the checkpoint to go on from
@@ -79,6 +64,7 @@ class _Run:
     watchdog: Watchdog
     preemption: Preemption | None
     watching: ExitStack
+    ranks_of_host: int
 
     @property
     def needs_warm_up(self) -> bool:
@@ -117,10 +103,10 @@ class _Run:
             remove(fresh)
         try:
             if lora:
-                save_adapter(model, fresh, base=str(Path(base).resolve()))
+                axonn_ext.save_adapter(model, fresh, base=str(Path(base).resolve()))
             else:
                 tokenizer = Origins.of(self.job).tokenizer or None
-                save_pretrained(model, fresh, like=base, tokenizer=tokenizer)
+                axonn_ext.save_pretrained(model, fresh, like=base, tokenizer=tokenizer)
             if self.grid.rank == 0:  # a run that this one goes on with may have written one
                 remove(folder)
                 fresh.rename(folder)
@@ -179,8 +165,7 @@ def _run_worker(
         os._exit(status)
 
     config = job.config
-    tell = partial(say, Console())
-    locked = settle_kernels(job, store, here, say=tell)
+    locked = settle_kernels(job, store, here, say=_tell)
     folder = folder_of_rank_0(store, here, folder)
     found = process.settled_by_rank_0(
         store, here, lambda: find_resumed(config, folder), topic="checkpoint"
@@ -189,10 +174,10 @@ def _run_worker(
     threads = process.set_threads(here, config.train.threads)
     bell, preemption = Bell(store, here), None
     if config.checkpoint.interval:
-        voice = tell if here.rank == 0 else None
+        voice = _tell if here.rank == 0 else None
         preemption = Preemption(store, here, bell=bell, say=voice, end_process=end_process)
     watch = Watchdog(
-        bell, here, folder, say=lambda line: tell(f"watchdog: {line}"),
+        bell, here, folder, say=lambda line: _tell(f"watchdog: {line}"),
         times=Times.before(settings.load().timeout_seconds),
     )  # fmt: skip
     # Before anything waits for peers in other ways than at the store, such as the making of groups.
@@ -200,19 +185,31 @@ def _run_worker(
         watching.enter_context(_watched(bell, watch, preemption))
         with process.process_group(here, store, job.device):
             grid = Grid(**job.grid_shape.as_dict())
-            run = _Run(job, grid, corpus, folder, resumed, watch, preemption, watching)
+            run = Run(
+                job, grid, corpus, folder, resumed, watch, preemption, watching,
+                ranks_of_host=here.local_world_size,
+            )  # fmt: skip
             if here.rank == 0:
-                _train_and_show(run, threads=threads, profile=profile, notes=[note, locked])
+                from axonn_ext.train.first_rank import train_and_show  # loads rich
+
+                train_and_show(run, threads=threads, profile=profile, notes=[note, locked])
             else:
                 _train(run)
             grid.communicators.close()
+
+
+def _tell(line: str) -> None:
+    """Prints a line. Most ranks have none to print, and do not load rich for it."""
+    from axonn_ext.terminal.console import Console, say
+
+    say(Console(), line)
 
 
 def _nothing() -> None:
     """Frees a folder that this process has not claimed."""
 
 
-def _train(run: _Run) -> None:
+def _train(run: Run) -> None:
     trainer = run.make_trainer()
     if run.resumed is not None:
         trainer.resume(run.resumed)
@@ -223,139 +220,3 @@ def _train(run: _Run) -> None:
     if trainer.is_done:
         run.save(trainer)
     run.watching.close()
-
-
-def _train_and_show(run: _Run, *, threads: int, profile: bool, notes: Sequence[str]) -> None:
-    """Trains on rank 0, which also shows the progress and writes the files and the picture.
-
-    notes: lines that are shown above all else, but for empty ones
-    """
-    console, job, folder = Console(), run.job, run.folder
-    tell = partial(say, console)
-    sinks: list[MetricsSink] = []
-    continues = run.resumed is not None and folder.resolve() in run.resumed.parents
-    trainer = run.make_trainer(
-        sinks=sinks, profile=folder / PROFILE_FILE if profile else None, say=tell
-    )
-    for note in filter(None, notes):  # not before: the model's files may not fit
-        tell(note)
-    print_header(console, job, run.corpus, threads=threads, folder=str(folder))
-    create_folder(folder, job.config, resumes=continues)  # now that nothing is missing
-    if run.resumed is not None:
-        _resume_and_show(trainer, run.resumed, tell)
-    if trainer.is_done:
-        tell(f"nothing is left to do: train.steps is {job.config.train.steps:,}")
-        run.save(trainer)  # the run that took the last step may have ended before this
-        return
-    if run.needs_warm_up:
-        _warm_up_and_show(trainer, console)
-    before = trainer.steps_done
-    seconds = _train_with_sinks(run, trainer, console, sinks)
-    saved = run.save(trainer) if trainer.is_done else None
-    run.watching.close()
-    if not trainer.is_done:
-        tell(f"ended after step {trainer.steps_done:,}, which is saved: --resume auto goes on")
-        return
-    tokens = (trainer.steps_done - before) * job.config.tokens_per_step
-    _summarise(
-        job, console, folder=folder, tokens=tokens, seconds=seconds, notes=_notes(trainer),
-        profile=profile,
-    )  # fmt: skip
-    if saved is not None:
-        tell(_of_saved(saved))
-
-
-def _of_saved(folder: Path) -> str:
-    """Says what the folder of a fine-tuned model is good for."""
-    if folder.name == ADAPTER:
-        return f"adapter: {folder}, in PEFT's format; axonn-ext generate takes it with --adapter"
-    return f"model: {folder}, which transformers loads, as does axonn-ext generate --model"
-
-
-def _train_with_sinks(
-    run: _Run, trainer: Trainer, console: Console, sinks: list[MetricsSink]
-) -> float:
-    """Runs the steps, and returns the seconds that they took."""
-    sinks += [
-        MetricsFile(run.folder, first_step=trainer.steps_done),
-        Terminal(
-            console,
-            num_steps=run.job.config.train.steps,
-            scales_loss=trainer.scaler is not None,
-            has_peak=run.job.rates.peak_flops is not None,
-        ),
-    ]
-    if TensorBoard.installed():
-        sinks.append(TensorBoard(run.folder))
-    began = time.perf_counter()
-    try:
-        trainer.run()
-    finally:
-        for sink in sinks:
-            sink.close()
-    return time.perf_counter() - began
-
-
-def _resume_and_show(trainer: Trainer, path: Path, tell: Callable[[str], None]) -> None:
-    resumed = trainer.resume(path)
-    tell(f"resumed  step {resumed.step:,} of a run on {resumed.grid}, from {path}")
-    for note in resumed.notes:
-        tell(f"         {note}")
-    tell("")
-
-
-def _warm_up_and_show(trainer: Trainer, console: Console) -> None:
-    began = time.perf_counter()
-    num_measured = trainer.warm_up()
-    if num_measured:
-        seconds = time.perf_counter() - began
-        text = f"warm-up: measured the algorithms of {num_measured} ops in {seconds:.1f} s"
-        say(console, text)
-
-
-def _notes(trainer: Trainer) -> list[str]:
-    skipped, scaler = trainer.num_skipped, trainer.scaler
-    overflows = []
-    if scaler is not None:
-        overflows = [
-            f"steps whose gradients overflowed fp16: {scaler.num_overflows}; the loss scale is "
-            f"{scaler.loss_scale:g} now"
-        ]
-    return [
-        *overflows,
-        *([f"skipped steps, whose loss or gradient was not finite: {skipped}"] if skipped else []),
-        *trainer.exposure.summary(),
-    ]
-
-
-def _summarise(
-    job: Job,
-    console: Console,
-    *,
-    folder: Path,
-    tokens: int,
-    seconds: float,
-    notes: list[str],
-    profile: bool,
-) -> None:
-    run = read_metrics(folder)
-    first, last = run.steps[0].loss, run.steps[-1].loss
-    speed = tokens / seconds
-    change = f" ({1 - last / first:.0%} lower)" if first else ""
-    lines = [
-        f"loss {first:.4f} -> {last:.4f}{change} in {duration(seconds)}, {speed:,.0f} tokens/s",
-        *notes,
-    ]
-    files = [METRICS_FILE, *([PROFILE_FILE] if profile else [])]
-    if importlib.util.find_spec("matplotlib"):
-        size = f"{job.model.num_parameters() / 1e6:.2f} M parameters"
-        title = f"Training loss: {job.model.family}, {size}"
-        with writing("--out", folder / LOSS_PICTURE):
-            plot_loss(run, folder / LOSS_PICTURE, title=title, subtitle=describe_grid(job))
-        files.append(LOSS_PICTURE)
-    else:
-        lines.append(f"no {LOSS_PICTURE}: that needs matplotlib (pip install matplotlib)")
-    lines.append("written: " + ", ".join(str(folder / name) for name in files))
-    console.print()
-    for line in lines:
-        say(console, line)

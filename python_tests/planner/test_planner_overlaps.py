@@ -63,7 +63,7 @@ def test_a_plan_finds_numbers_that_are_faster_than_the_defaults() -> None:
     assert set(before) == set(after)
     for grid, found in after.items():
         assert found.step_time_s <= before[grid].step_time_s * 1.001, grid
-        assert found.memory.total <= request.memory_limit_on(grid)
+        assert found.memory.total <= request.memory_limit_on(grid, found.job.options)
     z = GridShape(z=16)
     assert after[z].step_time_s < 0.8 * before[z].step_time_s
     chosen = after[z].job.options.overlap

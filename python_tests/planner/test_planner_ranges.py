@@ -14,7 +14,7 @@ from axonn_ext.planner.links import Links
 from axonn_ext.planner.machine import machine_names
 from axonn_ext.planner.memory.peak import memory_of
 from axonn_ext.planner.ranges import step_range
-from axonn_ext.planner.timeline import simulate
+from axonn_ext.planner.simulated import simulate
 from axonn_ext.spec.grid import GridShape
 from axonn_ext.spec.model import ModelConfig
 from axonn_ext.spec.parallel import Overlap
@@ -107,16 +107,19 @@ def test_ranges_hold_the_prediction(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("grid", "count"),
-    # of each axis, of x, y and z together where they are two or more, and of a pipeline's ends
-    [(GridShape(), 0), (GridShape(x=2), 1), (GridShape(x=2, data=2), 2), (GridShape(x=2, z=2), 3),
-     (GridShape(2, 2, 2, 2), 5), (GridShape(pipe=2), 1), (GridShape(pipe=4), 2)],
+    ("grid", "overlap", "count"),
+    # of the grid; of overlap, split from one of all ranks; of the edges of a pipeline
+    [(GridShape(), Overlap(), 0), (GridShape(x=2), Overlap(), 1 + 2), (GridShape(x=2), None, 1),
+     (GridShape(x=2, data=2), Overlap(), 2 + 3), (GridShape(x=2, z=2), Overlap(), 3 + 3),
+     (GridShape(x=2, z=2), Overlap(communicators="c10d"), 3), (GridShape(pipe=2), Overlap(), 1 + 2),
+     (GridShape(2, 2, 2, 2), Overlap(), 5 + 5), (GridShape(pipe=4), Overlap(), 1 + 4),
+     (GridShape(2, 2, 2, 2, 4), Overlap(), 6 + 5 + 4)],
 )  # fmt: skip
-def test_communicators_have_buffers(grid: GridShape, count: int) -> None:
-    machine = replace(machine_of(memory=10**10), communicator_bytes=10**9)
+def test_communicators_have_buffers(grid: GridShape, overlap: Overlap | None, count: int) -> None:
+    machine = replace(machine_of(memory=10**11), communicator_bytes=10**9)
+    options = Options(overlap=overlap)
     request = Request(SMALL, "small", num_ranks=1, machine=machine, batch_size=8)
-    assert grid.num_communicators == count
-    assert request.memory_limit_on(grid) == int((10**10 - count * 10**9) * 0.95)
+    assert request.memory_limit_on(grid, options) == int((10**11 - count * 10**9) * 0.95)
 
 
 def test_what_fits_has_room_for_communicators() -> None:
@@ -127,7 +130,7 @@ def test_what_fits_has_room_for_communicators() -> None:
     before, after = plan(request), plan(large)
     assert after.fits < before.fits
     for best in after.configs:
-        buffers = 50_000_000 * best.job.grid.num_communicators
+        buffers = large.machine.communicators_bytes(best.job.grid, best.job.options)
         assert best.memory.total + buffers <= 300_000_000
         assert best.memory_share == pytest.approx((best.memory.total + buffers) / 300_000_000)
 

@@ -33,6 +33,7 @@ from axonn_ext.planner.search.choices import (
 )
 from axonn_ext.planner.search.fastest import SURELY_SLOWER, SURELY_SLOWER_IN_STAGES
 from axonn_ext.planner.search.optimizers import optimizers_of, options_with, that_differ_on
+from axonn_ext.spec.communicators import num_communicators
 from axonn_ext.spec.grid import GridShape
 from axonn_ext.spec.model import ModelConfig
 from axonn_ext.spec.optimizer import OptimizerOptions
@@ -240,7 +241,7 @@ def test_what_fits_like_others_is_what_memory_of_counts_as_little_enough() -> No
             known = RoomyKinds(device)
             for group, held in zip(groups, totals, strict=True):
                 # Communicators, of which there are fewer on some grids, take some of the memory.
-                own = limit - 100 * group[0].grid.num_communicators
+                own = limit - 100 * num_communicators(group[0].grid, overlap=Overlap())
                 fits = those_that_fit(group, own, **where, known=known).fits
                 assert fits == [total <= own for total in held], (group[0], own)
                 num_known += sum(fits)

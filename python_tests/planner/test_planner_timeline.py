@@ -13,9 +13,9 @@ from axonn_ext.planner.closed_forms import ClosedForms
 from axonn_ext.planner.costs import Costs
 from axonn_ext.planner.job import violations
 from axonn_ext.planner.linear_passes import SUM_OF_BLOCKS
+from axonn_ext.planner.simulated import prepare
 from axonn_ext.planner.simulation import Simulation
 from axonn_ext.planner.step.program import make_program
-from axonn_ext.planner.timeline import prepare
 from axonn_ext.spec.grid import GridShape
 from axonn_ext.spec.model import ModelConfig
 from axonn_ext.spec.parallel import Overlap

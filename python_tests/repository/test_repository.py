@@ -19,7 +19,7 @@ PACKAGE = ROOT / "axonn_ext"
 # Low to high. A module imports its own part and parts of lower layers; parts of one layer do not
 # know each other.
 LAYERS = (
-    ("_C", "_cuda", "_cuda_sm90", "_machine", "_version", "inputs", "spec"),
+    ("_C", "_cuda", "_cuda_sm90", "_machine", "_version", "inputs", "slurm", "spec"),
     ("settings", "stores"),
     ("meeting", "rank_values", "stamps", "terminal"),
     ("_library", "launch", "side_groups"),

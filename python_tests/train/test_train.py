@@ -175,7 +175,7 @@ def test_picture_of_one_step_without_evaluation(tmp_path: Path) -> None:
 def test_a_disk_that_is_full_as_the_profile_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("axonn_ext.train.worker.PROFILE_FILE", "/dev/full")
+    monkeypatch.setattr("axonn_ext.train.first_rank.PROFILE_FILE", "/dev/full")
     with pytest.raises(TrainingError, match="--out: cannot write /dev/full: No space left"):
         train_here(tmp_path / "run", profile=True)
 

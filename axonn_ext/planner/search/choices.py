@@ -268,7 +268,7 @@ def fitting_with_some(
 
     known: see those_that_fit.
     """
-    limit, device = request.memory_limit_on(job.grid), request.machine.device
+    limit, device = request.memory_limit_on(job.grid, *variants), request.machine.device
     found: list[Job] = []
     left = [_with_options(job, options) for options in variants]
     missing: dict[int, int] = {}  # with each `zero`, the bytes that all which do not fit lack
@@ -295,7 +295,7 @@ def fitting_with_some(
 def fitting_jobs(request: Request, job: Job, variants: tuple[Options, ...]) -> list[Job]:
     """Returns those variants of a job that fit; see those_that_fit."""
     jobs = [_with_options(job, options) for options in variants]
-    limit, machine = request.memory_limit_on(job.grid), request.machine
+    limit, machine = request.memory_limit_on(job.grid, *variants), request.machine
     found = those_that_fit(jobs, limit, device=machine.device, auto_fuses=machine.auto_fuses)
     return list(compress(jobs, found.fits))
 

@@ -37,7 +37,7 @@ from axonn_ext.planner.search.overlaps import (
 from axonn_ext.planner.search.remedies import NO_MEMORY, nothing_fits
 from axonn_ext.planner.search.request import Request
 from axonn_ext.planner.search.ways import fastest_way, least_of_ways, simplest_first
-from axonn_ext.planner.timeline import prepare
+from axonn_ext.planner.simulated import prepare
 from axonn_ext.spec.grid import GridShape
 from axonn_ext.spec.rules import BrokenRule
 

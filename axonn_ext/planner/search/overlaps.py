@@ -55,7 +55,8 @@ def with_most_held(request: Request, job: Job) -> Job:
     """
     overlap = job.options.overlap
     assert overlap is not None
-    most, limit = max(overlap.gathered_bytes, _all_weights(job)), request.memory_limit_on(job.grid)
+    most = max(overlap.gathered_bytes, _all_weights(job))
+    limit = request.memory_limit_on(job.grid, job.options)
     budget = overlap.gathered_bytes
     # A byte of the budget takes at most a byte. Where it takes less, what is left is used next.
     for _ in range(2):
@@ -78,7 +79,7 @@ def fastest_overlap(
     job: fits with the numbers that it has. worth: a time of a step; where no numbers can reach it,
     not all are tried.
     """
-    limit = request.memory_limit_on(job.grid)
+    limit = request.memory_limit_on(job.grid, job.options)
     least = _with(job, gathered_bytes=Overlap.gathered_bytes, deferred=DEFERRED[0])
     if _total(request, least) > limit:
         least = job
@@ -106,7 +107,8 @@ def with_least_numbers(
     for name in ("prefetch", "deferred", "gathered_bytes"):
         for value in _smaller(name, chosen.job):
             found = predict(_with(chosen.job, **{name: value}))
-            fits = found.memory.total <= request.memory_limit_on(found.job.grid)
+            limit = request.memory_limit_on(found.job.grid, found.job.options)
+            fits = found.memory.total <= limit
             if fits and is_as_fast(found, best.step_time_s):
                 chosen = found
                 break

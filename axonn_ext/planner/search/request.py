@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from axonn_ext.planner.errors import PlannerError
+from axonn_ext.planner.job import Options
 from axonn_ext.planner.machine import Machine
 from axonn_ext.planner.search.axes import AxisRules
 from axonn_ext.spec.grid import GridShape, divisors
@@ -104,9 +105,9 @@ class Request:
         """The bytes that a rank may use together with its communicators."""
         return int(self.machine.usable_bytes * self.memory_fraction)
 
-    def memory_limit_on(self, grid: GridShape) -> int:
-        """The bytes that a rank of a grid may use beside its communicators."""
-        return self.machine.memory_limit_on(grid, self.memory_fraction)
+    def memory_limit_on(self, grid: GridShape, *options: Options) -> int:
+        """Returns the bytes that a rank may use with any of these options, less communicators'."""
+        return self.machine.memory_limit_on(grid, *options, fraction=self.memory_fraction)
 
 
 def _check_choices(request: Request) -> None:
