@@ -94,13 +94,13 @@ matrix: python  ## build and test with several Pythons and torches (PYTHONS=... 
 lint: lint-tools  ## check style and types
 	$(RUFF) check .
 	$(RUFF) format --check .
-	@echo clang-format --dry-run -Werror; $(CLANG_FORMAT) --dry-run -Werror $(CPP_SOURCES)
+	@$(CLANG_FORMAT) --dry-run -Werror $(CPP_SOURCES)
 	$(MYPY) axonn_ext
 
 format: lint-tools  ## format Python and C++, and apply ruff's safe fixes
 	$(RUFF) check --fix .
 	$(RUFF) format .
-	@echo clang-format -i; $(CLANG_FORMAT) -i $(CPP_SOURCES)
+	@$(CLANG_FORMAT) -i $(CPP_SOURCES)
 
 clean:  ## remove what was built, not .venv (remove that by hand)
 	rm -rf build dist *.egg-info axonn_ext/*.so .pytest_cache .mypy_cache .ruff_cache
