@@ -330,14 +330,15 @@ def call_different_shapes(algorithm: str) -> str:
 
 def test_ranks_that_disagree_get_an_error_at_once(pool):
     first, second = pool(2).run(call_different_shapes, "fused")
-    four, six = (f"all_gather_matmul a_shard=float32[{rows},4] gather_dim=0" for rows in (4, 6))
-    assert f"{four} algorithm=fused: rank 0 waited for rank 1" in first
-    assert f"called {six}" in first
-    assert f"{six} algorithm=fused: rank 1 waited for rank 0" in second
-    assert f"called {four}" in second
+    four, six = (f"a_shard=float32[{rows},4]" for rows in (4, 6))
+    op = "all_gather_matmul"
+    assert f"{op} {four} gather_dim=0 algorithm=fused: rank 0 waited for rank 1" in first
+    assert f"called {op} {six} (here {four}) gather_dim=0" in first
+    assert f"{op} {six} gather_dim=0 algorithm=fused: rank 1 waited for rank 0" in second
+    assert f"called {op} {four} (here {six}) gather_dim=0" in second
     first, second = pool(2).run(call_different_shapes, "auto")
     assert "waited for rank 1" in first and "failed; see the error of that rank" in first
-    assert "a_shard=float32[6,4]" in second and "rank 0 calls all_gather_matmul" in second
+    assert f"{op} {six} gather_dim=0" in second and f"called {op} {four} (here {six})" in second
 
 
 def wait_for_a_rank_that_died() -> str:
