@@ -131,7 +131,7 @@ class LaunchEnvironment:
 
     @property
     def store_file(self) -> str:
-        """The file in which the processes that `axonn-ext` started meet; "" under torchrun."""
+        """The file in which the processes that `axonn-ext` started meet; "" under others."""
         return self.master_addr if self.by_us else ""
 
 

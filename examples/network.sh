@@ -3,9 +3,9 @@
 #     . examples/network.sh
 #
 # What is set already stays as it is. No cluster has run this yet: NCCL_DEBUG=INFO tells what NCCL uses.
-# $1: another root than /, for tests.
+# NETWORK_ROOT: another root than /, for tests.
 
-_devices=${1:-}/sys/class
+_devices=${NETWORK_ROOT:-}/sys/class
 if [ -d "$_devices/cxi" ]; then  # HPE Slingshot
   _first=$(cd "$_devices/net" && ls -d hsn* 2>/dev/null | head -n 1 || true)
   export NCCL_SOCKET_IFNAME=${NCCL_SOCKET_IFNAME:-hsn}  # all interfaces whose names begin so

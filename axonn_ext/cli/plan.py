@@ -270,7 +270,7 @@ def _check(args: argparse.Namespace) -> None:
     here = settings.launch_environment()
     if here is not None and here.world_size > 1:
         raise UserError(
-            f"plan runs in one process, got {here.world_size}; start it without torchrun"
+            f"plan runs in one process, got {here.world_size}; start it without torchrun or srun"
         )
     if args.study is not None:
         plan_study.check(args)

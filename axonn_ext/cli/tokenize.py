@@ -69,7 +69,7 @@ def run(args: argparse.Namespace, extra: Sequence[str]) -> int:
     refuse_extra("tokenize", extra)
     here = settings.launch_environment()
     if here is not None and here.world_size > 1:
-        raise UserError("tokenize starts its own processes; start it without torchrun")
+        raise UserError("tokenize starts its own processes; start it without torchrun or srun")
     files = named_by(args.out)
     _check_out(files, overwrite=args.overwrite)
     from axonn_ext.data.tokenizing import TextCorpus, Tokenizing  # takes a while to load

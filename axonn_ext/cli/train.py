@@ -120,7 +120,7 @@ def run(args: argparse.Namespace, extra: Sequence[str], *, note: str = "") -> in
         if resumes and args.out is None:
             raise UserError("--resume auto goes on with the run in --out FOLDER: name that folder")
         if here is not None and args.nproc is not None:
-            raise UserError("--nproc starts processes itself; leave it out under torchrun")
+            raise UserError("--nproc starts processes itself; leave it out under torchrun or srun")
     folder = args.out or default_folder(args.config)
     config = _dated(config, folder, here, store)
     if here is not None:

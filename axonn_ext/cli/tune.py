@@ -128,7 +128,7 @@ def run(args: argparse.Namespace, extra: Sequence[str]) -> int:
     if here is not None and here.world_size > 1:
         raise UserError(
             f"tune runs in one process, got {here.world_size}: it computes what one rank of --grid "
-            "does; start it without torchrun"
+            "does; start it without torchrun or srun"
         )
     request = make_request(args)
     _check_memory(request)

@@ -73,7 +73,7 @@ def run(args: argparse.Namespace, extra: Sequence[str]) -> int:
         end_with(args.parent)
     here = settings.launch_environment()
     if here is not None and here.world_size > 1:
-        raise UserError("verify starts its own processes; start it without torchrun")
+        raise UserError("verify starts its own processes; start it without torchrun or srun")
     if not any(True for pattern in DEVICE_FILES for _ in Path("/dev").glob(pattern)):
         raise UserError(NO_GPU.format("this machine has none"))
     return _verify(args.json, args.only)

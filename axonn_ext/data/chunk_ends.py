@@ -47,8 +47,8 @@ def kept(
         return _read(path)
     table = compute()
     with suppress(OSError):
-        _keep(path, table)
-        _remove_others(path, own, epoch)
+        if _keep(path, table):
+            _remove_others(path, own, epoch)
     return table
 
 
@@ -65,8 +65,8 @@ def _read(path: Path) -> NDArray[np.int64]:
     return np.frombuffer(words, dtype="<i8")
 
 
-def _keep(path: Path, table: NDArray[np.int64]) -> None:
-    """Writes the file, unless another process does."""
+def _keep(path: Path, table: NDArray[np.int64]) -> bool:
+    """Writes the file, unless another process does; returns whether it has."""
     path.parent.mkdir(exist_ok=True)
     partial = path.with_suffix(".partial")
     with suppress(FileNotFoundError):
@@ -75,7 +75,7 @@ def _keep(path: Path, table: NDArray[np.int64]) -> None:
     try:
         descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
     except FileExistsError:
-        return
+        return False
     try:
         words = table.astype("<i8").tobytes()
         with os.fdopen(descriptor, "wb") as file:
@@ -84,6 +84,7 @@ def _keep(path: Path, table: NDArray[np.int64]) -> None:
     except OSError:
         partial.unlink(missing_ok=True)
         raise
+    return True
 
 
 def _remove_others(path: Path, own: str, epoch: int) -> None:

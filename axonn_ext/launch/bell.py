@@ -16,10 +16,11 @@ from types import TracebackType
 from torch.distributed import FileStore, PrefixStore, Store
 
 from axonn_ext.launch.place import Process
+from axonn_ext.stores import comes
 
 LEAVE_SECONDS = 2.0  # how long leaving may take where the store does not answer
 _POLL_SECONDS = 0.25  # a FileStore would look for a key every 10 ms while it waits
-_FOREVER = timedelta(days=20)  # c10d counts milliseconds in 31 bits, and warns at each timeout
+_WAIT = timedelta(hours=1)  # of one question; c10d warns when its time is up
 _LEFT = "left"  # the topic of a rank that wakes its own thread
 
 
@@ -48,6 +49,7 @@ class Bell:
         self._polls = isinstance(_innermost(store), FileStore)
         self._hears: dict[str, Callable[[Ring], None]] = {}
         self._next = 0
+        self._first: dict[str, int] = {}  # the ring that was the first for a topic
         self._left = threading.Event()
         self._thread = threading.Thread(target=self._listen, name="bell", daemon=True)
 
@@ -72,12 +74,16 @@ class Bell:
         """Lets the bell's thread call `function`, which must return soon, at a ring for `topic`."""
         self._hears[topic] = function
 
-    def ring(self, topic: str, text: str, *, since: int = 0) -> None:
+    def ring(self, topic: str, text: str, *, since: int | None = None) -> None:
         """Rings, from any thread, unless a ring for the topic has that number or a later one.
+
+        since: default any number.
 
         Raises: DistError if the process that serves the store has ended.
         """
         said = json.dumps([topic, text])
+        if since is None:
+            since = self._first.get(topic, self._next)
         while _topic(self.store.compare_set(_key(since), "", said)) != topic:
             since += 1
 
@@ -85,13 +91,15 @@ class Bell:
         with suppress(RuntimeError):  # the process that serves the store has ended
             while not self._left.is_set():
                 key = _key(self._next)
-                if not self._polls:
-                    self._ears.wait([key], _FOREVER)
-                elif not self._ears.check([key]):
-                    self._left.wait(_POLL_SECONDS)
+                if self._polls:
+                    if not self._ears.check([key]):
+                        self._left.wait(_POLL_SECONDS)
+                        continue
+                elif not comes(self._ears, [key], _WAIT):
                     continue
                 topic, text = json.loads(self._ears.get(key))
                 ring = Ring(self._next, text, self._ears)
+                self._first.setdefault(topic, self._next)
                 self._next += 1
                 if topic in self._hears:
                     self._hears[topic](ring)

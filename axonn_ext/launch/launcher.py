@@ -49,7 +49,7 @@ def launch(
         UserError: this machine lets a process open too few files; no process was started.
         KeyboardInterrupt: the user stopped the job; the processes have ended.
     """
-    allow_open_files(num_processes)
+    allow_open_files(num_processes, serves=True)
     # The agent logs each process that it ends. The error that is raised here says what matters.
     for name in AGENT_LOGGERS:
         logging.getLogger(name).setLevel(logging.CRITICAL)

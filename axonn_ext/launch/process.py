@@ -62,7 +62,9 @@ def open_store(process: Process, seconds: float | None = None) -> Store:
     """
     launch = settings.launch_environment()
     by_torchrun = launch is not None and launch.by_agent and not launch.by_us
-    allow_open_files(process.world_size, agent=os.getppid() if by_torchrun else None)
+    allow_open_files(
+        process.world_size, serves=process.rank == 0, agent=os.getppid() if by_torchrun else None
+    )
     if process.world_size == 1:
         return HashStore()
     try:

@@ -49,6 +49,7 @@ def train_and_show(run: Run, *, threads: int, profile: bool, notes: Sequence[str
     if trainer.is_done:
         tell(f"nothing is left to do: train.steps is {job.config.train.steps:,}")
         run.save(trainer)  # the run that took the last step may have ended before this
+        run.watching.close()
         return
     if run.needs_warm_up:
         _warm_up_and_show(trainer, console)

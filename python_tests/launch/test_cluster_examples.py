@@ -18,7 +18,7 @@ case " $* " in *" --overlap "*)  # is the node healthy?
 esac
 echo "$@" >> "$STATE/starts"
 if [ ! -e "$STATE/broken-gpu2" ]; then touch "$STATE/broken-gpu2"; exit 137; fi
-trap 'exit 0' USR1
+trap 'trap "exit 0" USR1' USR1  # the first signal finds ranks that are still starting
 touch "$STATE/runs"
 while true; do sleep 0.05; done
 """
@@ -46,6 +46,7 @@ def test_a_slurm_job_starts_again_on_a_spare_node_and_is_queued_again(tmp_path: 
     output, _ = job.communicate(timeout=HANG_SECONDS)
     assert job.returncode == 0, output
     starts = (tmp_path / "starts").read_text()
+    assert starts.count("--ntasks=8 --ntasks-per-node=4 ") == 2
     assert starts.count("--nodelist=gpu1,gpu2 ") == starts.count("--nodelist=gpu1,gpu10 ") == 1
     assert "--out runs/big --resume auto --checkpoint.interval 500 --grid auto" in starts
     assert (tmp_path / "scontrol").read_text() == "requeue 4711\n"
@@ -67,9 +68,9 @@ def test_network_settings(
     for device in devices:
         (tmp_path / "sys" / "class" / device).mkdir(parents=True)
     done = subprocess.run(
-        ["bash", "-euo", "pipefail", "-c", f". examples/network.sh {tmp_path}; env"],
-        cwd=ROOT, capture_output=True,
-        text=True, check=True, env={"PATH": os.environ["PATH"]} | set_before,
+        ["bash", "-euo", "pipefail", "-c", ". examples/network.sh; env", "bash", "--out"],
+        cwd=ROOT, capture_output=True, text=True, check=True,
+        env={"PATH": os.environ["PATH"], "NETWORK_ROOT": str(tmp_path)} | set_before,
     )  # fmt: skip
     found = dict(line.split("=", 1) for line in done.stdout.splitlines())
     assert {name: found.get(name, "") for name in expected} == expected

@@ -16,7 +16,10 @@ import os, resource, sys
 from axonn_ext.launch.limits import allow_open_files
 from axonn_ext.terminal.errors import UserError
 try:
-    allow_open_files(int(sys.argv[1]), agent=os.getppid() if sys.argv[2:] else None)
+    allow_open_files(
+        int(sys.argv[1]), serves="elsewhere" not in sys.argv,
+        agent=os.getppid() if "agent" in sys.argv else None,
+    )
     print(*resource.getrlimit(resource.RLIMIT_NOFILE))
 except UserError as error:
     print(error)
@@ -45,7 +48,7 @@ def allowed(soft: int, hard: int, *arguments: str) -> list[str]:
         (256, 4096, 1000, "4096 4096"),  # the least is there
         (
             256, 4096, 8192,
-            "a job of 8192 processes needs 24640 open files in each, but this machine allows 4096: "
+            "a job of 8192 ranks needs 24640 open files here, but this machine allows 4096: "
             "raise the limit (ulimit -n)",
         ),
     ],
@@ -54,6 +57,10 @@ def test_the_limit_follows_the_number_of_ranks(
     soft: int, hard: int, num_ranks: int, expected: str
 ) -> None:
     assert allowed(soft, hard, ALLOW, str(num_ranks)) == [expected]
+
+
+def test_only_the_host_of_the_store_needs_a_file_for_each_rank() -> None:
+    assert allowed(256, 4096, ALLOW, "8192", "elsewhere") == ["4096 4096"]
 
 
 def test_the_agent_that_serves_the_store_gets_the_same() -> None:

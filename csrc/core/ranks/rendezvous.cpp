@@ -12,9 +12,12 @@
 namespace axonn::comm {
 
 std::string await_value(KeyValueStore& store, const std::string& key,
-                        const std::function<void(std::chrono::duration<double>)>& check) {
+                        const std::function<void(std::chrono::duration<double>)>& check,
+                        int64_t num_ranks) {
   using Clock = std::chrono::steady_clock;
-  constexpr std::chrono::microseconds kShortNap{10'000}, kLongestNap{250'000};
+  constexpr std::chrono::microseconds kShortNap{10'000};
+  const auto longest_nap =
+      std::chrono::microseconds{250'000} + num_ranks * std::chrono::microseconds{100};
   std::chrono::microseconds nap{50};
   const auto start = Clock::now();
   while (!store.has(key)) {
@@ -22,7 +25,7 @@ std::string await_value(KeyValueStore& store, const std::string& key,
     check(waited);
     std::this_thread::sleep_for(nap);
     const auto share = std::chrono::duration_cast<std::chrono::microseconds>(waited) / 20;
-    nap = std::min({2 * nap, std::max(share, kShortNap), kLongestNap});
+    nap = std::min({2 * nap, std::max(share, kShortNap), longest_nap});
   }
   return store.get(key);
 }
@@ -71,7 +74,9 @@ bool Rendezvous::all_say(const std::string& what, const std::string& value) {
     if (store_.add(prefix_ + what + "/came", 1) == options_.size) {
       store_.set(answer, store_.add(equal, 0) == options_.size ? "yes" : "no");
     }
-    return await_value(store_, answer, [&](auto waited) { check_time(what, 0, waited); }) == "yes";
+    return await_value(
+               store_, answer, [&](auto waited) { check_time(what, 0, waited); }, options_.size) ==
+           "yes";
   } catch (const CommunicationError&) {
     throw;
   } catch (const std::exception& error) {
@@ -82,10 +87,21 @@ bool Rendezvous::all_say(const std::string& what, const std::string& value) {
 void Rendezvous::check_time(const std::string& what, int64_t first,
                             std::chrono::duration<double> waited) {
   if (waited < options_.timeout) return;
-  const auto absent = missing(what, first);
-  if (absent.empty() && waited < 2 * options_.timeout) return;  // the answer is on its way
-  fail("found no " + what + " of " + name_ranks(absent) + " " +
+  fail("found no " + what + " of " + named_missing(what, first) + " " +
        after_timeout(options_.timeout.count()));
+}
+
+std::string Rendezvous::named_missing(const std::string& what, int64_t first) {
+  const auto named = prefix_ + what + "/missing";
+  if (store_.add(prefix_ + what + "/askers", 1) == 1) {
+    const auto ranks = missing(what, first);
+    store_.set(named, ranks.empty() ? "a rank, which has come since" : name_ranks(ranks));
+  }
+  constexpr std::chrono::seconds kLook{30};
+  return await_value(store_, named, [&](auto waited) {
+    if (waited > kLook)
+      throw CommunicationError(where() + " found no " + what + " of another rank");
+  });
 }
 
 std::vector<int64_t> Rendezvous::missing(const std::string& what, int64_t first) {

@@ -13,10 +13,11 @@ namespace axonn::comm {
 
 // Returns the value of `key` once it is set. It polls, less and less often: a store's own get would
 // wait for as long as the store's timeout, and keep its connection from other threads. A wait of
-// seconds polls a few times per second, as thousands of ranks may wait at one store. `check` is
+// seconds polls a few times per second, and less often the more ranks wait at one store. `check` is
 // called between two polls with the time waited so far, and ends the wait by throwing.
 std::string await_value(KeyValueStore& store, const std::string& key,
-                        const std::function<void(std::chrono::duration<double>)>& check);
+                        const std::function<void(std::chrono::duration<double>)>& check,
+                        int64_t num_ranks = 1);
 
 struct RendezvousOptions {
   std::string name;
@@ -48,9 +49,11 @@ class Rendezvous {
 
  private:
   std::string key(const std::string& what, int64_t rank) const;
-  // Returns the ranks that have not set `what`, from rank `first` on.
-  // Throws the error about those ranks once the time is up.
+  // Throws, once the time is up, the error about the ranks that have not set `what`, from `first`
+  // on.
   void check_time(const std::string& what, int64_t first, std::chrono::duration<double> waited);
+  // Names these ranks. The first rank that asks looks, and tells the others.
+  std::string named_missing(const std::string& what, int64_t first);
   std::vector<int64_t> missing(const std::string& what, int64_t first);
   std::string where() const;  // the beginning of messages
   [[noreturn]] void fail(const std::string& problem) const;

@@ -88,9 +88,20 @@ std::string Mailbox::read(const std::string& name, int64_t peer) {
 }
 
 std::string Mailbox::read(const std::string& name, const NameOfRank& mark) {
-  const auto absent = [&] { return first_absent(mark); };
-  wait_until_posted(name, absent);
+  wait_until_posted(name, comm::all_but(group_.rank, group_.size),
+                    [&] { return late_rank(name, mark); });
   return text_of(name, /*peer=*/0);
+}
+
+// One rank looks, and tells the others: thousands of ranks that all looked would keep the store
+// busy for minutes.
+int64_t Mailbox::late_rank(const std::string& name, const NameOfRank& mark) {
+  const auto late = name + "/late";
+  if (count(name + "/askers") == 1)
+    return std::stoll(first(late, std::to_string(first_absent(mark))));
+  constexpr std::chrono::milliseconds kNap{100};
+  for (int naps = 0; naps < 100 && !posted({late}); ++naps) std::this_thread::sleep_for(kNap);
+  return posted({late}) ? std::stoll(text_of(late, 0)) : (group_.rank + 1) % group_.size;
 }
 
 std::string Mailbox::text_of(const std::string& name, int64_t peer) {
@@ -102,7 +113,7 @@ std::string Mailbox::text_of(const std::string& name, int64_t peer) {
 }
 
 void Mailbox::wait(const std::string& name, int64_t peer) {
-  wait_until_posted(name, [peer] { return peer; });
+  wait_until_posted(name, {peer}, [peer] { return peer; });
 }
 
 // Halves the ranks that may be the first without a mark, so that a large group costs few looks.
@@ -122,40 +133,39 @@ int64_t Mailbox::first_absent(const NameOfRank& mark) {
 }
 
 // Polls instead of blocking in the store, because the store's connection is shared with other
-// threads and because a peer that went on has to be noticed. A long wait polls less often, and
-// looks again whom it is for each time it has doubled.
-void Mailbox::wait_until_posted(const std::string& name, const std::function<int64_t()>& peer) {
+// threads and because a peer that went on has to be noticed. A long wait polls less often, and one
+// of many ranks, too.
+void Mailbox::wait_until_posted(const std::string& name, const std::vector<int64_t>& peers,
+                                const std::function<int64_t()>& late) {
   using Clock = std::chrono::steady_clock;
   using std::chrono::microseconds;
-  constexpr microseconds kMaxNap{100'000};
+  const auto longest_nap = group_.size * microseconds{100} + microseconds{100'000};
   constexpr int kPolls = 20;  // naps are a share of the time that has passed
   microseconds nap{20};
   const auto start = Clock::now();
-  Clock::duration next_note = comm::kNotedAfter;
   std::optional<comm::NotedWait> noted;
   while (!posted({name})) {
     const auto elapsed = Clock::now() - start;
-    if (elapsed > next_note) {
-      noted.reset();
+    if (!noted && elapsed > comm::kNotedAfter) {
       noted.emplace(comm::Wait{.group = group_.name,
                                .axis = group_.label(),
                                .call = topic_,
                                .number = call_number_,
-                               .peers = {peer()},
-                               .what = "has not come to this call",
+                               .peers = peers,
+                               .what = peers.size() == 1 ? "has not come to this call"
+                                                         : "may not have come to this call",
                                .since = start});
-      next_note = 2 * elapsed;
     }
     std::string obstacle =
-        group_.shared != nullptr ? group_.shared->obstacle_to_answer(peer()) : "";
+        group_.shared != nullptr ? group_.shared->obstacle_to_answer(peers.front()) : "";
     if (obstacle.empty() && std::chrono::duration<double>(elapsed).count() > timeout_seconds_) {
       obstacle = "has not answered " + comm::after_timeout(timeout_seconds_);
     }
     // The peer may have posted it right before it ended or went on; that is no error.
-    if (!obstacle.empty() && !posted({name})) refuse(name, peer(), obstacle);
+    if (!obstacle.empty() && !posted({name})) refuse(name, late(), obstacle);
     std::this_thread::sleep_for(nap);
     const auto share = std::chrono::duration_cast<microseconds>(elapsed) / kPolls;
-    nap = std::min({2 * nap, std::max(share, microseconds{2000}), kMaxNap});
+    nap = std::min({2 * nap, std::max(share, microseconds{2000}), longest_nap});
   }
 }
 

@@ -57,8 +57,10 @@ class Mailbox {
   // CommunicationError.
   template <typename Ask>
   auto in_store(Ask&& ask) const;
-  // Waits for `name`; `peer()` is the rank that it waits for at the moment.
-  void wait_until_posted(const std::string& name, const std::function<int64_t()>& peer);
+  // Waits for `name`, which one of `peers` posts; `late()` is the one that an error names.
+  void wait_until_posted(const std::string& name, const std::vector<int64_t>& peers,
+                         const std::function<int64_t()>& late);
+  int64_t late_rank(const std::string& name, const NameOfRank& mark);
   int64_t first_absent(const NameOfRank& mark);
   std::string text_of(const std::string& name, int64_t peer);
   [[noreturn]] void refuse(const std::string& name, int64_t peer, const std::string& why) const;

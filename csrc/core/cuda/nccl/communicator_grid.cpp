@@ -41,8 +41,11 @@ CommunicatorGrid::CommunicatorGrid(CommunicatorOptions options, int64_t rank, in
     throw;
   }
   watch_ = std::make_unique<Watchdog>(
-      WatchdogOptions{.prefix = prefix, .rank = rank, .timeout = options_.timeout}, *watch_store_,
-      [this] { check_health(); }, [this] { abort_all(); });
+      WatchdogOptions{.prefix = prefix,
+                      .rank = rank,
+                      .timeout = options_.timeout,
+                      .store_interval = interval_for(world_size)},
+      *watch_store_, [this] { check_health(); }, [this] { abort_all(); });
   for (const auto& one : communicators_) {
     watch_->watch(one->watched_);
   }
