@@ -8,7 +8,7 @@ from contextlib import suppress
 from axonn_ext.terminal.errors import UserError
 
 # The files of a process that do not depend on the number of ranks, rounded up; and for each rank of
-# the job: the least, of the process that serves the store (one connection of the rank's main thread,
+# the job: the least, of the process that serves the store (one connection of a rank's main thread,
 # two of its bell), and the most, of a rank whose groups over gloo have all ranks.
 OPEN_FILES, LEAST_OF_A_RANK, MOST_OF_A_RANK = 64, 3, 8
 
