@@ -20,7 +20,7 @@ from axonn_ext.stores import comes
 
 LEAVE_SECONDS = 2.0  # how long leaving may take where the store does not answer
 _POLL_SECONDS = 0.25  # a FileStore would look for a key every 10 ms while it waits
-_WAIT = timedelta(hours=1)  # of one question; c10d warns when its time is up
+_WAIT = timedelta(hours=12)  # of one question; c10d prints a warning when its time is up
 _LEFT = "left"  # the topic of a rank that wakes its own thread
 
 

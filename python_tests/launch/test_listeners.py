@@ -116,7 +116,8 @@ def test_a_watchdog_writes_nowhere_else(tmp_path: Path) -> None:
     store.set("bell/0", json.dumps(["report", question]))
     times, here = Times(HANG_SECONDS, HANG_SECONDS), Process(0, 2, 2)
     bell = Bell(store, here)
-    with bell, Watchdog(bell, here, run, times=times, say=said.append):
+    dog = Watchdog(bell, here, run, times=times, say=said.append)
+    with bell, dog:
         wait_until(lambda: bool(said), "a line about the name")
     assert "must have the name of a file" in said[0]
     assert not list(tmp_path.iterdir())

@@ -146,7 +146,8 @@ def wait_on_two_axes(folder: Path) -> list[str]:
     lines: list[str] = []
     here = Process(grid.rank, 4, 4)
     bell = Bell(store, here)
-    with bell, Watchdog(bell, here, folder, times=Times(2.0, 30.0), say=lines.append):
+    dog = Watchdog(bell, here, folder, times=Times(2.0, 30.0), say=lines.append)
+    with bell, dog:
         dist.barrier()
         if grid.rank == 3:
             hang_here(folder)
