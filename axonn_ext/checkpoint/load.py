@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 
-from axonn_ext.checkpoint.errors import CheckpointError
+from axonn_ext.checkpoint.errors import CheckpointError, RanksMissing
 from axonn_ext.checkpoint.folder import last_good
 from axonn_ext.checkpoint.manifest import DTYPES, Manifest, read_manifest
 from axonn_ext.checkpoint.ranks import Ranks
@@ -95,8 +95,12 @@ def _offering(folder: Path, ranks: Ranks) -> Iterator[None]:
     """Adds to the error of a damaged checkpoint which other one is whole."""
     try:
         yield
+    except RanksMissing:
+        raise
     except CheckpointError as error:
-        good = ranks.told(lambda: str(last_good(folder, beat=ranks.beat) or ""))
+        good = ""
+        with suppress(CheckpointError):
+            good = ranks.told(lambda: str(last_good(folder, beat=ranks.beat) or ""))
         offer = f"; the newest other one that is whole is {good}" if good else ""
         raise CheckpointError(f"{error}{offer}") from None
 

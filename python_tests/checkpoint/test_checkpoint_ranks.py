@@ -10,6 +10,8 @@ import pytest
 from torch.distributed import HashStore, Store
 
 from axonn_ext.checkpoint import CheckpointError
+from axonn_ext.checkpoint.errors import RanksMissing
+from axonn_ext.checkpoint.load import _offering
 from axonn_ext.checkpoint.ranks import Ranks
 from limits import HANG_SECONDS
 
@@ -111,6 +113,35 @@ def test_ranks_that_do_not_come_are_named(monkeypatch, absent) -> None:
     assert text == f"no word of rank {absent[0]} for 2 s (AXONN_TIMEOUT_SECONDS)"
 
 
+@pytest.mark.parametrize("late", [0, 1, 11])
+def test_a_rank_that_comes_late_is_in_step_at_the_next_save(monkeypatch, late) -> None:
+    """Its messages of the save that the others gave up are never merged with those of the next."""
+    monkeypatch.setenv("AXONN_TIMEOUT_SECONDS", "2")
+    gave_up = threading.Semaphore(0)
+
+    def act(ranks: Ranks) -> list[object]:
+        found: list[object] = []
+        for kind in ("one", "two"):
+            ranks.begin()
+            try:
+                ranks.reduced([kind], lambda a, b: a + b)
+                if ranks.rank == late and kind == "one":
+                    for _ in range(11):
+                        assert gave_up.acquire(timeout=HANG_SECONDS)
+                found.append(ranks.reduced([kind], lambda a, b: a + b))
+                found.append(ranks.reduced({kind: 1}, lambda a, b: a | b))
+            except RanksMissing as error:
+                found.append(str(error))
+                gave_up.release()
+        return found
+
+    answers, _ = together(12, act)
+    text = f"no word of rank {late} for 2 s (AXONN_TIMEOUT_SECONDS)"
+    assert len(answers) == 12
+    for answer in answers.values():
+        assert answer == [text, ["two"] * 12, {"two": 1}]
+
+
 def test_a_rank_that_is_at_work_is_waited_for(monkeypatch) -> None:
     monkeypatch.setenv("AXONN_TIMEOUT_SECONDS", "4")
 
@@ -123,6 +154,22 @@ def test_a_rank_that_is_at_work_is_waited_for(monkeypatch) -> None:
 
     answers, _ = together(20, act)
     assert set(answers.values()) == {20}
+
+
+def test_a_load_does_not_look_for_another_checkpoint_where_ranks_are_missing(
+    monkeypatch, tmp_path
+) -> None:
+    monkeypatch.setenv("AXONN_TIMEOUT_SECONDS", "2")
+    text = "no word of rank 2 for 2 s (AXONN_TIMEOUT_SECONDS)"
+    store = HashStore()
+
+    def act(ranks: Ranks) -> None:
+        with _offering(tmp_path / "step-00000001", ranks):
+            ranks.agree(None)
+
+    answers, _ = together(12, act, store, absent=(2,))
+    assert len(answers) == 11 and set(answers.values()) == {text}
+    assert not store.check(["0/1/3"]), "what rank 3 says in a second round"
 
 
 def test_a_message_that_the_store_cannot_take_is_an_error() -> None:
