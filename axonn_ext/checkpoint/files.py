@@ -253,6 +253,11 @@ def find_problems(
 
     names: of the files; default all. beat: called for each extent.
     """
+    try:
+        manifest.check_last_file(folder)
+    except CheckpointError as error:
+        yield str(error)
+        return
     for name in manifest.files if names is None else names:
         beat()
         blocks = [

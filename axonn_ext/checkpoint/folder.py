@@ -115,7 +115,7 @@ def find_checkpoint(path: Path) -> Path:
 
 
 def last_good(damaged: Path, *, beat: Callable[[], None] = lambda: None) -> Path | None:
-    """Returns the newest other checkpoint beside a damaged one all of whose bytes are right.
+    """Returns the newest checkpoint next to a damaged one all of whose bytes are right.
 
     beat: called for each extent that is read.
     """
