@@ -132,15 +132,20 @@ class Layout:
         at = coords(self.grid, rank)
         if not self._is_placed(at):
             return []
-        return list(self._blocks([self._number(axes, at) for axes in self.dims], at["data"]))
+        return list(self._held(at))
+
+    def _held(self, at: Mapping[str, int]) -> Iterator[tuple[Offsets, tuple[int, ...]]]:
+        return self._blocks([self._number(axes, at) for axes in self.dims], at["data"])
 
     def _is_placed(self, at: Mapping[str, int]) -> bool:
         return all(at[axis] in places for axis, places in self.where.items())
 
     def owner(self, rank: int) -> int:
         """Returns which of the ranks that have the same blocks as this one writes them."""
-        at = coords(self.grid, rank)
-        split = self._split
+        return self._owner(coords(self.grid, rank))
+
+    def _owner(self, at: Mapping[str, int]) -> int:
+        at, split = dict(at), self._split
         turn = self.turn + self._number(split, at)
         for axis in AXES:
             if axis not in split:
@@ -152,8 +157,9 @@ class Layout:
     def blocks_of(self, file: str) -> Iterator[Block]:
         """Yields the blocks that a rank writes to its file."""
         rank = int(file.removeprefix("rank-").removesuffix(".safetensors"))
-        if self._is_placed(coords(self.grid, rank)) and self.owner(rank) == rank:
-            yield from (Block(*each, file) for each in self.held(rank))
+        at = coords(self.grid, rank)
+        if self._is_placed(at) and self._owner(at) == rank:
+            yield from (Block(*each, file) for each in self._held(at))
 
     def replicas(self) -> tuple[object, ...]:
         """Returns what tensors have in common whose blocks the same ranks can write."""

@@ -10,8 +10,8 @@ from __future__ import annotations
 import json
 import time
 import zlib
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import Any, TypeVar, cast
 
@@ -31,6 +31,14 @@ _MOST_BYTES = 7 << 20  # of a message; c10d's store takes 8 MiB
 _BEATS = 8  # how often a rank that is busy shows that it lives, within the timeout
 
 
+@contextmanager
+def _store_errors() -> Iterator[None]:
+    try:
+        yield
+    except DistError as error:
+        raise CheckpointError(f"the store of the ranks does not answer: {error}") from None
+
+
 class Ranks:
     """The ranks that write or read a checkpoint together.
 
@@ -48,6 +56,7 @@ class Ranks:
         self._patience = settings.load().timeout_seconds
 
     @classmethod
+    @_store_errors()
     def of_world(cls) -> Ranks:
         """All ranks of torch.distributed, or this process alone. Any one thread may use them."""
         rank, size = place_in_world()
@@ -73,6 +82,7 @@ class Ranks:
         first = self.rank * CHILDREN + 1
         return range(first, max(first, min(first + CHILDREN, self.size)))
 
+    @_store_errors()
     def reduced(
         self, value: Any, merge: Callable[[Any, Any], Any],
         answer: Callable[[Any], Any] | None = None,
@@ -84,16 +94,7 @@ class Ranks:
         """
         if self._store is None:
             return value if answer is None else answer(value)
-        try:
-            return self._reduced(self._store, value, merge, answer)
-        except DistError as error:
-            raise CheckpointError(f"the store of the ranks does not answer: {error}") from None
-
-    def _reduced(
-        self, store: Store, value: Any, merge: Callable[[Any, Any], Any],
-        answer: Callable[[Any], Any] | None,
-    ) -> Any:  # fmt: skip
-        here = f"{self._number}/{self._round}"
+        store, here = self._store, f"{self._number}/{self._round}"
         self._round += 1
         said: dict[str, Any] = {"value": value}
         try:
