@@ -1,7 +1,11 @@
-"""The error of this package."""
+"""The errors of this package."""
 
 from __future__ import annotations
 
 
 class CheckpointError(RuntimeError):
     """A checkpoint cannot be written or read. The message names the file and the tensor."""
+
+
+class RanksMissing(CheckpointError):
+    """Ranks did not come in time. The message names them."""

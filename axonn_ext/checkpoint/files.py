@@ -107,22 +107,33 @@ def _checksums(data: mmap.mmap, beat: Callable[[], None]) -> Iterator[int]:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Writes a file beside `path`, has it on the disk, and gives it its name. Raises OSError."""
-    beside = path.with_name(f".{path.name}.partial")
-    with open_new(beside) as file:
-        file.write(text.encode())
-        file.flush()
-        os.fsync(file.fileno())
-    beside.replace(path)
-    sync_folder(path.parent)
+    """Writes a file next to `path`, has it on the disk, and gives it its name. Raises OSError."""
+    partial = path.with_name(f".{path.name}.partial")
+    try:
+        with open_new(partial) as file:
+            file.write(text.encode())
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(path)
+        sync_folder(path.parent)
+    except OSError as error:
+        raise OSError(f"{path}: {error.strerror or error}") from None
 
 
-def remove(folder: Path) -> None:
-    """Removes a folder with all that it has, as far as that is possible; of a link, the link."""
+def remove(folder: Path, *, beat: Callable[[], None] = lambda: None) -> None:
+    """Removes a folder with all that it has, as far as that is possible; of a link, the link.
+
+    beat: called for each file.
+    """
     if folder.is_symlink():
         with suppress(OSError):
             folder.unlink()
     else:
+        with suppress(OSError):
+            for path in folder.iterdir():
+                with suppress(OSError):
+                    path.unlink()
+                beat()
         shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -205,9 +216,10 @@ class MappedFile:
         self._checked.add(extent)
         return False
 
-    def problems(self) -> Iterator[str]:
+    def problems(self, beat: Callable[[], None]) -> Iterator[str]:
         """Yields what is wrong with each damaged extent of the whole file."""
         for extent in range(len(self._stored.checksums)):
+            beat()
             if self._is_damaged(extent):
                 yield self._problem(extent)
 
@@ -239,8 +251,13 @@ def find_problems(
 ) -> Iterator[str]:  # fmt: skip
     """Yields what is wrong with the files of a checkpoint, all of which are read.
 
-    names: of the files; default all. beat: called for each file.
+    names: of the files; default all. beat: called for each extent.
     """
+    try:
+        manifest.check_last_file(folder)
+    except CheckpointError as error:
+        yield str(error)
+        return
     for name in manifest.files if names is None else names:
         beat()
         blocks = [
@@ -252,6 +269,6 @@ def find_problems(
             file = MappedFile(folder, name, manifest, [tensor for tensor, _ in blocks])
             if missing := file.missing(blocks, manifest):
                 yield f"{folder / index_name(name)}: has no whole block of {_some(missing)}"
-            yield from file.problems()
+            yield from file.problems(beat)
         except CheckpointError as error:
             yield str(error)

@@ -68,23 +68,27 @@ class CheckpointFolder:
         """Makes a checkpoint that is on the disk the latest one. Raises OSError."""
         write_text(self.root / LATEST, self.path(step).name + "\n")
 
-    def prune(self, step: int, *, keep_last: int, keep_every: int) -> None:
+    def prune(
+        self, step: int, *, keep_last: int, keep_every: int,
+        beat: Callable[[], None] = lambda: None,
+    ) -> None:  # fmt: skip
         """Removes old checkpoints, after that of `step` was saved.
 
         Of the checkpoints up to `step` the newest `keep_last` stay, and those of multiples of
         `keep_every` steps (0: none). Later ones, of a run that was resumed further back, stay, and
         so do links, which lead to what somebody keeps elsewhere. What an ended job left half
-        written is removed.
+        written is removed. beat: called for each file that is removed.
         """
+        for partial in self.root.glob(".step-*.partial"):
+            remove(partial, beat=beat)
         steps = [each for each in self.steps() if each <= step]
         for old in steps[: max(0, len(steps) - keep_last)]:
             is_kept = keep_every and old % keep_every == 0
             if not is_kept and not self.path(old).is_symlink():
-                # Without its manifest, a folder that is half removed is no checkpoint.
-                (self.path(old) / MANIFEST).unlink(missing_ok=True)
-                remove(self.path(old))
-        for partial in self.root.glob(".step-*.partial"):
-            remove(partial)
+                # Under this name, a folder that is half removed is no checkpoint.
+                pruned = self.root / f".{self.path(old).name}.pruned.partial"
+                self.path(old).rename(pruned)
+                remove(pruned, beat=beat)
 
 
 def replaced_path(path: Path) -> Path:
@@ -111,9 +115,9 @@ def find_checkpoint(path: Path) -> Path:
 
 
 def last_good(damaged: Path, *, beat: Callable[[], None] = lambda: None) -> Path | None:
-    """Returns the newest other checkpoint beside a damaged one all of whose bytes are right.
+    """Returns the newest checkpoint next to a damaged one all of whose bytes are right.
 
-    beat: called for each file that is read.
+    beat: called for each extent that is read.
     """
     folder = CheckpointFolder(damaged.parent)
     for path in (folder.path(step) for step in reversed(folder.steps())):

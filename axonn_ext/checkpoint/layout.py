@@ -70,7 +70,9 @@ class Layout:
         if len(set(used)) != len(used) or not self.where.keys() <= set(AXES):
             raise ValueError(f"expected axes of {', '.join(AXES)}, each once, got {self}")
         for axis, places in self.where.items():
-            if not places or not set(places) <= set(range(self._size(axis))):
+            size = self._size(axis)
+            valid = all(type(place) is int and 0 <= place < size for place in places)
+            if not places or not valid or len(set(places)) != len(places):
                 raise ValueError(f"expected coordinates along {axis}, got {places}")
         padded = self._padded
         if math.prod(padded) > MOST or any(
@@ -128,14 +130,22 @@ class Layout:
     def held(self, rank: int) -> list[tuple[Offsets, tuple[int, ...]]]:
         """Returns offsets and sizes of the blocks that a rank has; none are empty."""
         at = coords(self.grid, rank)
-        if any(at[axis] not in places for axis, places in self.where.items()):
+        if not self._is_placed(at):
             return []
-        return list(self._blocks([self._number(axes, at) for axes in self.dims], at["data"]))
+        return list(self._held(at))
+
+    def _held(self, at: Mapping[str, int]) -> Iterator[tuple[Offsets, tuple[int, ...]]]:
+        return self._blocks([self._number(axes, at) for axes in self.dims], at["data"])
+
+    def _is_placed(self, at: Mapping[str, int]) -> bool:
+        return all(at[axis] in places for axis, places in self.where.items())
 
     def owner(self, rank: int) -> int:
         """Returns which of the ranks that have the same blocks as this one writes them."""
-        at = coords(self.grid, rank)
-        split = self._split
+        return self._owner(coords(self.grid, rank))
+
+    def _owner(self, at: Mapping[str, int]) -> int:
+        at, split = dict(at), self._split
         turn = self.turn + self._number(split, at)
         for axis in AXES:
             if axis not in split:
@@ -147,8 +157,9 @@ class Layout:
     def blocks_of(self, file: str) -> Iterator[Block]:
         """Yields the blocks that a rank writes to its file."""
         rank = int(file.removeprefix("rank-").removesuffix(".safetensors"))
-        if self.owner(rank) == rank:
-            yield from (Block(*each, file) for each in self.held(rank))
+        at = coords(self.grid, rank)
+        if self._is_placed(at) and self._owner(at) == rank:
+            yield from (Block(*each, file) for each in self._held(at))
 
     def replicas(self) -> tuple[object, ...]:
         """Returns what tensors have in common whose blocks the same ranks can write."""
@@ -204,7 +215,8 @@ class Layout:
                 begin = start + max(0, data * part - at)
                 start, stop = begin, min(stop, start + (data + 1) * part - at)
             if start < stop:
-                flat = torch.empty(stop - start, device="meta")  # its views have the shapes
+                # Its views have the shapes. In wider elements it could have too many bytes.
+                flat = torch.empty(stop - start, dtype=torch.uint8, device="meta")
                 found += [(o, tuple(b.shape)) for o, b in blocks_of_run(sizes, start, flat)]
         return found
 

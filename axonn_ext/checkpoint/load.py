@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 
-from axonn_ext.checkpoint.errors import CheckpointError
+from axonn_ext.checkpoint.errors import CheckpointError, RanksMissing
 from axonn_ext.checkpoint.folder import last_good
 from axonn_ext.checkpoint.manifest import DTYPES, Manifest, read_manifest
 from axonn_ext.checkpoint.ranks import Ranks
@@ -65,7 +65,7 @@ def _load(
     with _offering(folder, ranks):
         manifest = ranks.agreed(lambda: read_manifest(folder))
     targets = ranks.agreed(lambda: model_shards(model, optimizer))
-    lacked = _lacked_by_all(manifest, targets, ranks)
+    lacked = _lacked_by_all(folder, manifest, targets, ranks)
 
     def complete() -> None:
         _compare(folder, targets, manifest, lacked)
@@ -95,8 +95,12 @@ def _offering(folder: Path, ranks: Ranks) -> Iterator[None]:
     """Adds to the error of a damaged checkpoint which other one is whole."""
     try:
         yield
+    except RanksMissing:
+        raise
     except CheckpointError as error:
-        good = ranks.told(lambda: str(last_good(folder, beat=ranks.beat) or ""))
+        good = ""
+        with suppress(CheckpointError):
+            good = ranks.told(lambda: str(last_good(folder, beat=ranks.beat) or ""))
         offer = f"; the newest other one that is whole is {good}" if good else ""
         raise CheckpointError(f"{error}{offer}") from None
 
@@ -140,14 +144,28 @@ def _model_names(manifest: Manifest) -> list[str]:
     return sorted(name for name in manifest.tensors if name.startswith(("model.", "buffer.")))
 
 
-def _lacked_by_all(manifest: Manifest, targets: Mapping[str, Shard], ranks: Ranks) -> set[str]:
+def _lacked_by_all(
+    folder: Path, manifest: Manifest, targets: Mapping[str, Shard], ranks: Ranks
+) -> set[str]:
     """Returns what a checkpoint has of a model, but no rank: a pipeline stage has its own alone.
 
-    A rank tells a bit for each name.
+    A rank tells the checkpoint's token, and a bit for each name. Raises CheckpointError, on every
+    rank, if they have read different checkpoints.
     """
     names = _model_names(manifest)
     own = sum(1 << number for number, name in enumerate(names) if name in targets)
-    every = int(ranks.reduced(f"{own:x}", lambda a, b: f"{int(a, 16) | int(b, 16):x}"), 16)
+
+    def merged(one: Sequence[str], other: Sequence[str]) -> list[str]:
+        every = int(one[0], 16) | int(other[0], 16)
+        return [f"{every:x}", *sorted({*one[1:], *other[1:]})[:2]]
+
+    said, *tokens = ranks.reduced([f"{own:x}", manifest.token], merged)
+    if len(tokens) > 1:
+        raise CheckpointError(
+            f"{folder}: expected all ranks to read the same checkpoint, got those of the tokens "
+            f"{' and '.join(tokens)}: it was replaced meanwhile, or hosts do not share the folder"
+        )
+    every = int(said, 16)
     return {name for number, name in enumerate(names) if not every >> number & 1}
 
 

@@ -133,6 +133,15 @@ class Manifest:
             return self.listed[file]
         return read_index(folder, file, self.token)
 
+    def check_last_file(self, folder: Path) -> None:
+        """Raises CheckpointError unless the last file has an index.
+
+        To be called before work on all files: a wrong manifest may name millions.
+        """
+        path = folder / index_name(self.files[-1])
+        if self.listed is None and not path.is_file():
+            raise CheckpointError(f"{path}: no such file, the last of {len(self.files)}")
+
 
 def block_key(name: str, offsets: Offsets) -> str:
     """Returns the name of a block of a tensor inside a file."""
@@ -266,6 +275,8 @@ def read_index(folder: Path, file: str, token: str) -> StoredFile:
         numbers = (stored.num_bytes, *stored.checksums, *stored.starts.values())
         if not all(type(n) is int and 0 <= n <= MOST for n in numbers):
             raise ValueError(f"expected whole numbers from 0 to {MOST}")
+        if stored.num_bytes < 8:
+            raise ValueError(f"expected at least the 8 bytes of a header, got {stored.num_bytes}")
         if len(stored.checksums) != -(-stored.num_bytes // EXTENT_BYTES):
             raise ValueError(f"{len(stored.checksums)} checksums of {stored.num_bytes} bytes")
     except InputError as error:

@@ -10,15 +10,16 @@ from __future__ import annotations
 import json
 import time
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import Any, TypeVar, cast
 
 import torch.distributed as dist
-from torch.distributed import PrefixStore, Store
+from torch.distributed import DistError, PrefixStore, Store
 
 from axonn_ext import settings
-from axonn_ext.checkpoint.errors import CheckpointError
+from axonn_ext.checkpoint.errors import CheckpointError, RanksMissing
 from axonn_ext.checkpoint.state import place_in_world
 from axonn_ext.meeting import name_ranks
 from axonn_ext.stores import comes
@@ -28,6 +29,14 @@ CHILDREN = 8
 _MOST_ERRORS = 8  # that a message has
 _MOST_BYTES = 7 << 20  # of a message; c10d's store takes 8 MiB
 _BEATS = 8  # how often a rank that is busy shows that it lives, within the timeout
+
+
+@contextmanager
+def _store_errors() -> Iterator[None]:
+    try:
+        yield
+    except DistError as error:
+        raise CheckpointError(f"the store of the ranks does not answer: {error}") from None
 
 
 class Ranks:
@@ -42,10 +51,12 @@ class Ranks:
 
     def __init__(self, rank: int = 0, size: int = 1, store: Store | None = None) -> None:
         self.rank, self.size, self._store = rank, size, store
-        self._round, self._beaten = 0, time.monotonic()
+        self._number, self._round, self._last_answer = 0, 0, ""
+        self._beaten = time.monotonic()
         self._patience = settings.load().timeout_seconds
 
     @classmethod
+    @_store_errors()
     def of_world(cls) -> Ranks:
         """All ranks of torch.distributed, or this process alone. Any one thread may use them."""
         rank, size = place_in_world()
@@ -58,24 +69,32 @@ class Ranks:
         own = store.clone()  # type: ignore[attr-defined, unused-ignore]
         return cls(rank, size, PrefixStore(f"axonn/checkpoint/{number}", own))
 
+    def begin(self) -> None:
+        """Begins another save or load, whose messages are not mixed with those of earlier ones.
+
+        So a rank that comes late is in step with the others again at the next one.
+        """
+        self._number, self._round = self._number + 1, 0
+
     @property
     def children(self) -> range:
         """The ranks that tell this one."""
         first = self.rank * CHILDREN + 1
         return range(first, max(first, min(first + CHILDREN, self.size)))
 
+    @_store_errors()
     def reduced(
         self, value: Any, merge: Callable[[Any, Any], Any],
         answer: Callable[[Any], Any] | None = None,
     ) -> Any:  # fmt: skip
         """Returns, on every rank, what rank 0 makes of the merged values of all; values are JSON.
 
-        answer: default all of it. Raises CheckpointError, on every rank, that names those that do
-        not come.
+        answer: default all of it. Raises RanksMissing, on every rank, that names those that do not
+        come, and CheckpointError if the store does not answer.
         """
         if self._store is None:
             return value if answer is None else answer(value)
-        store, here = self._store, self._round
+        store, here = self._store, f"{self._number}/{self._round}"
         self._round += 1
         said: dict[str, Any] = {"value": value}
         try:
@@ -83,37 +102,53 @@ class Ranks:
             for child in self.children:
                 theirs = _read(store.get(f"{here}/{child}"))
                 store.delete_key(f"{here}/{child}")
-                if "error" in theirs:
-                    raise CheckpointError(theirs["error"])
+                _raise_error(theirs)
                 said["value"] = merge(said["value"], theirs["value"])
+            if self.rank == 0:
+                self._raise_given_up()
         except CheckpointError as error:
-            said = {"error": str(error)}
+            said = {"error": str(error), "missing": isinstance(error, RanksMissing)}
         if self.rank:
             _set(store, f"{here}/{self.rank}", said)
-            self._await([f"{here}/all"], [0])
+            try:
+                self._await([f"{here}/all"], [0])
+            except RanksMissing as error:
+                store.set(self._given_up, str(error))
+                raise
             said = _read(store.get(f"{here}/all"))
         else:
             if "error" not in said:
                 said["value"] = said["value"] if answer is None else answer(said["value"])
-                store.delete_key(f"{here - 1}/all")  # all have come here, so all have read it
-            _set(store, f"{here}/all", said)
-        if "error" in said:
-            raise CheckpointError(said["error"])
+                store.delete_key(self._last_answer)  # all have come here, so all have read it
+            self._last_answer = f"{here}/all"
+            _set(store, self._last_answer, said)
+        _raise_error(said)
         return said["value"]
 
+    @property
+    def _given_up(self) -> str:
+        """The key that a rank sets which no longer waits for rank 0."""
+        return f"{self._number}/given up"
+
+    def _raise_given_up(self) -> None:
+        assert self._store is not None
+        if self._store.check([self._given_up]):
+            raise RanksMissing(self._store.get(self._given_up).decode())
+
     def _await(self, keys: Sequence[str], ranks: Sequence[int]) -> None:
-        """Returns when the ranks have set the keys. Raises CheckpointError that names others."""
+        """Returns when the ranks have set the keys. Raises RanksMissing that names others."""
         assert self._store is not None
         lives = {rank: (0, time.monotonic()) for rank in ranks}
         while keys and not comes(self._store, keys, timedelta(seconds=self._patience / _BEATS)):
             self.beat()
+            self._raise_given_up()
             now = time.monotonic()
             for key, rank in zip(keys, ranks, strict=True):
                 beats, since = self._store.add(f"beats/{rank}", 0), lives[rank]
                 if beats != since[0] or self._store.check([key]):
                     lives[rank] = (beats, now)
             if late := [rank for rank, (_, last) in lives.items() if now - last > self._patience]:
-                raise CheckpointError(
+                raise RanksMissing(
                     f"no word of {name_ranks(late)} for {self._patience:g} s "
                     "(AXONN_TIMEOUT_SECONDS)"
                 )
@@ -122,7 +157,8 @@ class Ranks:
         """Shows that this rank is at work. It must be called between parts of long work."""
         now = time.monotonic()
         if self._store is not None and now - self._beaten > self._patience / _BEATS / 2:
-            self._store.add(f"beats/{self.rank}", 1)
+            with suppress(DistError):  # the next round says so
+                self._store.add(f"beats/{self.rank}", 1)
             self._beaten = now
 
     def agree(self, error: str | None) -> None:
@@ -182,3 +218,8 @@ def _set(store: Store, key: str, said: Mapping[str, Any]) -> None:
 
 def _read(text: bytes) -> Any:
     return json.loads(zlib.decompress(text))
+
+
+def _raise_error(said: Mapping[str, Any]) -> None:
+    if "error" in said:
+        raise (RanksMissing if said.get("missing") else CheckpointError)(said["error"])

@@ -34,6 +34,7 @@ def reshard(folder: Path, out: Path, *, num_files: int) -> Manifest:
     manifest = read_manifest(folder)
     if out.exists():
         raise CheckpointError(f"{out}: expected a new folder, but there is one")
+    manifest.check_last_file(folder)
     partial = out.with_name(f".{out.name}.partial")
     try:
         remove(partial)

@@ -1,4 +1,4 @@
-"""Writes a checkpoint: beside its place, complete and on the disk before it gets its name."""
+"""Writes a checkpoint: next to its place, complete and on the disk before it gets its name."""
 
 from __future__ import annotations
 
@@ -14,12 +14,14 @@ from axonn_ext.checkpoint.errors import CheckpointError
 from axonn_ext.checkpoint.files import remove, sync_folder, write_text
 from axonn_ext.checkpoint.folder import replaced_path
 from axonn_ext.checkpoint.layout import file_name
-from axonn_ext.checkpoint.manifest import MANIFEST, Manifest, read_index
+from axonn_ext.checkpoint.manifest import MANIFEST, Manifest, StoredFile, read_index
 from axonn_ext.checkpoint.ranks import Ranks
 from axonn_ext.checkpoint.staging import Snapshot, Staging
 from axonn_ext.checkpoint.state import Optimizer
 from axonn_ext.checkpoint.storage import write_file
 from axonn_ext.checkpoint.tables import agreed_tables
+
+_SHARED = "the folder must be in a file system that all hosts share"
 
 
 def save(
@@ -54,11 +56,15 @@ def write(folder: Path, snapshot: Snapshot, ranks: Ranks, *, replaces: bool = Fa
     partial = folder.with_name(f".{folder.name}.partial")
     tables = agreed_tables(snapshot.tensors, snapshot.stage, ranks)
     try:
-        token = ranks.told(lambda: _begin(folder, partial, replaces=replaces))
-        own = file_name(ranks.rank)
-        stored = ranks.agreed(
-            lambda: write_file(partial, own, snapshot.blocks, token, beat=ranks.beat)
-        )
+        token = ranks.told(lambda: _begin(folder, partial, ranks, replaces=replaces))
+
+        def write_own() -> StoredFile:
+            if not partial.is_dir():
+                raise CheckpointError(f"{partial} is not here, where rank 0 has made it: {_SHARED}")
+            own = file_name(ranks.rank)
+            return write_file(partial, own, snapshot.blocks, token, beat=ranks.beat)
+
+        stored = ranks.agreed(write_own)
         ranks.agreed(lambda: _check_seen(partial, token, ranks))
         num_bytes = int(ranks.reduced(stored.num_bytes, operator.add))
 
@@ -70,26 +76,26 @@ def write(folder: Path, snapshot: Snapshot, ranks: Ranks, *, replaces: bool = Fa
             write_text(partial / MANIFEST, manifest.to_json())
             replaced = replaced_path(folder)
             if folder.exists():
-                remove(replaced)
+                remove(replaced, beat=ranks.beat)
                 folder.rename(replaced)
             partial.rename(folder)
             sync_folder(folder.parent)
-            remove(replaced)
+            remove(replaced, beat=ranks.beat)
 
         ranks.told(finish)
     except BaseException:
         if ranks.rank == 0:
-            remove(partial)
+            remove(partial, beat=ranks.beat)
         raise
     return num_bytes
 
 
-def _begin(folder: Path, partial: Path, *, replaces: bool) -> str:
+def _begin(folder: Path, partial: Path, ranks: Ranks, *, replaces: bool) -> str:
     """Makes the folder, on rank 0, before any rank writes; returns the checkpoint's token."""
     if not replaces and (folder.exists() or folder.is_symlink()):
         raise CheckpointError(f"{folder}: expected a new folder, but there is one")
     try:
-        remove(partial)  # what an earlier job left half written
+        remove(partial, beat=ranks.beat)  # what an earlier job left half written
         partial.mkdir(parents=True)
     except OSError as error:
         raise CheckpointError(f"cannot make {partial}: {error.strerror or error}") from None
@@ -106,6 +112,5 @@ def _check_seen(partial: Path, token: str, ranks: Ranks) -> None:
             seen = False
         if not seen:
             raise CheckpointError(
-                f"{partial / name} is not here as rank {rank} has written it: the folder must be "
-                "in a file system that all hosts share"
+                f"{partial / name} is not here as rank {rank} has written it: {_SHARED}"
             )

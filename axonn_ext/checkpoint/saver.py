@@ -93,6 +93,7 @@ class Saver:
     def _run(
         self, done: Future[None], step: int, snapshot: Snapshot | CheckpointError, began: float
     ) -> None:
+        self.ranks.begin()
         try:
             failed = isinstance(snapshot, CheckpointError)
             self.ranks.agree(str(snapshot) if failed else None)
@@ -114,7 +115,9 @@ class Saver:
 
     def _publish(self, step: int) -> None:
         self.folder.mark_latest(step)
-        self.folder.prune(step, keep_last=self._keep_last, keep_every=self._keep_every)
+        self.folder.prune(
+            step, keep_last=self._keep_last, keep_every=self._keep_every, beat=self.ranks.beat
+        )
 
     def wait(self, seconds: float | None = None) -> None:
         """Waits for the save under way; at most so long.

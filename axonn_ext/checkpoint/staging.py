@@ -76,6 +76,7 @@ class Staging:
             for name, shard in shards.items()
             for key, tensor in _written_blocks(name, shard, layouts[name], rank)
         }
+        self._memory = {key: self._memory[key] for key in copies}
         if torch.cuda.is_initialized():
             torch.cuda.current_stream().synchronize()  # the copies from the GPU are done
         tensors = {

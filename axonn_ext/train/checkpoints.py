@@ -23,7 +23,7 @@ from axonn_ext.train.job import Job
 
 AUTO = "auto"
 FAREWELL_SECONDS = 10.0
-# Keys in the `extra` of a checkpoint, beside those of `export`: the state of the scaler, and how
+# Keys in the `extra` of a checkpoint, next to those of `export`: the state of the scaler, and how
 # many sequences were read.
 _LOSS_SCALER, _SEQUENCES = "loss_scaler", "sequences"
 NOTHING = "none"  # what `find_resumed` says if there is nothing to go on from
@@ -160,7 +160,7 @@ class RunCheckpoints:
     def close_after_failure(self) -> None:
         """Lets a save under way end, if it does so soon: a peer may never write its part."""
         if self._saver is not None:
-            with suppress(CheckpointError, TimeoutError):
+            with suppress(Exception):  # the error of the run is the one to show
                 self._saver.wait(FAREWELL_SECONDS)
 
     def _show(self, saved: Saved) -> None:

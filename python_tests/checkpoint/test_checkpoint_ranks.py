@@ -5,12 +5,20 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
-from torch.distributed import HashStore, Store
+from torch import nn
+from torch.distributed import HashStore, Store, TCPStore
 
+from axonn_ext import GridShape, checkpoint
 from axonn_ext.checkpoint import CheckpointError
+from axonn_ext.checkpoint.errors import RanksMissing
+from axonn_ext.checkpoint.layout import Layout, coords, grid_of
+from axonn_ext.checkpoint.load import _load, _offering
+from axonn_ext.checkpoint.manifest import StoredTensor
 from axonn_ext.checkpoint.ranks import Ranks
+from axonn_ext.checkpoint.tables import agreed_tables
 from limits import HANG_SECONDS
 
 
@@ -111,6 +119,69 @@ def test_ranks_that_do_not_come_are_named(monkeypatch, absent) -> None:
     assert text == f"no word of rank {absent[0]} for 2 s (AXONN_TIMEOUT_SECONDS)"
 
 
+@pytest.mark.parametrize("late", [0, 1, 11])
+def test_a_rank_that_comes_late_is_in_step_at_the_next_save(monkeypatch, late) -> None:
+    """Its messages of the save that the others gave up are never merged with those of the next."""
+    monkeypatch.setenv("AXONN_TIMEOUT_SECONDS", "2")
+    gave_up = threading.Semaphore(0)
+
+    def act(ranks: Ranks) -> list[object]:
+        found: list[object] = []
+        for kind in ("one", "two"):
+            ranks.begin()
+            try:
+                ranks.reduced([kind], lambda a, b: a + b)
+                if ranks.rank == late and kind == "one":
+                    for _ in range(11):
+                        assert gave_up.acquire(timeout=HANG_SECONDS)
+                found.append(ranks.reduced([kind], lambda a, b: a + b))
+                found.append(ranks.reduced({kind: 1}, lambda a, b: a | b))
+            except RanksMissing as error:
+                found.append(str(error))
+                gave_up.release()
+        return found
+
+    answers, _ = together(12, act)
+    text = f"no word of rank {late} for 2 s (AXONN_TIMEOUT_SECONDS)"
+    assert len(answers) == 12
+    for answer in answers.values():
+        assert answer == [text, ["two"] * 12, {"two": 1}]
+
+
+def test_a_tensor_that_stages_hold_in_other_ways_is_refused() -> None:
+    grid = grid_of(GridShape(x=2, pipe=2))
+    whole = Layout(grid, (4, 6), ((), ()), where={"pipe": (0, 1)})
+    split = replace(whole, dims=(("x",), ()))
+
+    def act(ranks: Ranks, layouts: tuple[Layout, Layout]) -> list[str]:
+        stage = coords(grid, ranks.rank)["pipe"]
+        tensors = {"table": StoredTensor("float32", layouts[stage])}
+        return [*agreed_tables(tensors, Layout(grid, (), (), where={"pipe": (stage,)}), ranks)]
+
+    answers, _ = together(4, lambda ranks: act(ranks, (whole, whole)))
+    assert answers == {0: ["table"], 1: [], 2: [], 3: []}
+    for other in (split, replace(whole, turn=1)):
+        answers, _ = together(4, lambda ranks, other=other: act(ranks, (whole, other)))
+        assert set(answers.values()) == {
+            "rank 0: table: expected it alike on all pipeline stages, got float32 [4, 6] and split "
+            "differently"
+        }
+
+
+def test_ranks_that_read_different_checkpoints_are_refused(tmp_path) -> None:
+    """As where one is replaced while it is read, or where hosts do not share the folder."""
+    for name in ("0", "1"):
+        checkpoint.save(tmp_path / name, model=nn.Linear(2, 2))
+
+    def act(ranks: Ranks) -> object:
+        folder, model = tmp_path / str(ranks.rank % 2), nn.Linear(2, 2)
+        return _load(folder, ranks, model, None, options=True, random=False)
+
+    answers, _ = together(12, act)
+    (text,) = {str(answer).partition(": ")[2] for answer in answers.values()}
+    assert text.startswith("expected all ranks to read the same checkpoint, got those of the token")
+
+
 def test_a_rank_that_is_at_work_is_waited_for(monkeypatch) -> None:
     monkeypatch.setenv("AXONN_TIMEOUT_SECONDS", "4")
 
@@ -123,6 +194,32 @@ def test_a_rank_that_is_at_work_is_waited_for(monkeypatch) -> None:
 
     answers, _ = together(20, act)
     assert set(answers.values()) == {20}
+
+
+def test_a_load_does_not_look_for_another_checkpoint_where_ranks_are_missing(
+    monkeypatch, tmp_path
+) -> None:
+    monkeypatch.setenv("AXONN_TIMEOUT_SECONDS", "2")
+    text = "no word of rank 2 for 2 s (AXONN_TIMEOUT_SECONDS)"
+    store = HashStore()
+
+    def act(ranks: Ranks) -> None:
+        with _offering(tmp_path / "step-00000001", ranks):
+            ranks.agree(None)
+
+    answers, _ = together(12, act, store, absent=(2,))
+    assert len(answers) == 11 and set(answers.values()) == {text}
+    assert not store.check(["0/1/3"]), "what rank 3 says in a second round"
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_store_that_has_ended_is_an_error_of_the_checkpoint(rank) -> None:
+    server = TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
+    ranks = Ranks(rank, 2, TCPStore("localhost", server.port, is_master=False))
+    del server
+    ranks.beat()
+    with pytest.raises(CheckpointError, match="the store of the ranks does not answer"):
+        ranks.agree(None)
 
 
 def test_a_message_that_the_store_cannot_take_is_an_error() -> None:

@@ -16,7 +16,7 @@ from torch import nn
 from axonn_ext import checkpoint
 from axonn_ext.checkpoint import CheckpointError
 from axonn_ext.checkpoint.files import find_problems
-from axonn_ext.checkpoint.layout import MOST_RANKS, Layout
+from axonn_ext.checkpoint.layout import MOST, MOST_RANKS, Layout
 from axonn_ext.checkpoint.manifest import MANIFEST, read_manifest
 from axonn_ext.checkpoint.rewrite import reshard
 from axonn_ext.cli import main
@@ -163,6 +163,8 @@ TAMPERED = {
     ),
     "padding below 0": lambda b: layout(b).update(padding=-1),
     "a place beyond the axis": lambda b: layout(b).update(where={"pipe": [1]}),
+    "a place twice": lambda b: layout(b).update(where={"pipe": [0, 0]}),
+    "a place that is no number": lambda b: layout(b).update(where={"pipe": [False]}),
     "no place": lambda b: layout(b).update(where={"pipe": []}),
     "runs with a gap": lambda b: layout(b).update(runs=[[0, 100, 0, 0], [101, 512, 0, 0]]),
     "runs that end early": lambda b: layout(b).update(runs=[[0, 511, 0, 0]]),
@@ -232,6 +234,7 @@ TAMPERED_INDEXES = {
     "a block that is missing": lambda b: b["starts"].pop("model.0.bias@0"),
     "another file": lambda b: b.update(file="rank-00001.safetensors"),
     "another checkpoint": lambda b: b.update(token="0123456789abcdef"),
+    "an empty file": lambda b: b.update(num_bytes=0, checksums=[]),
     "too few checksums": lambda b: b["checksums"].pop(),
     "a size that no list of checksums can have": lambda b: b.update(num_bytes=10**17),
     "text for a size": lambda b: b.update(num_bytes="many"),
@@ -274,6 +277,32 @@ def test_a_layout_as_large_as_can_be_takes_no_memory() -> None:
     (block,) = layout.overlapping((5 << 30,), (7,))
     assert (block.offsets, block.sizes) == ((5 << 30,), (1 << 30,))
     assert block.file == "rank-00005.safetensors"
+
+
+def test_a_run_as_large_as_can_be_takes_no_memory() -> None:
+    layout = Layout((1, 1, 1, 1, 1), (1, MOST), ((), ()), runs=((0, MOST, 0, 0),))
+    (block,) = layout.overlapping((0, 5), (1, 7))
+    assert (block.offsets, block.sizes) == ((0, 0), (1, MOST))
+
+
+def test_a_manifest_that_names_far_more_files_than_there_are_is_refused_at_once(
+    good, tmp_path
+) -> None:
+    folder = tmp_path / "copy"
+    shutil.copytree(good, folder)
+
+    def change(body: dict) -> None:
+        body.update(num_files=MOST_RANKS)
+        del body["tensors"]["rng.cpu"]  # which has a row for each rank
+        for tensor in body["tensors"].values():
+            tensor.update(grid=[MOST_RANKS, 1, 1, 1, 1])
+
+    tamper(folder, change)
+    want = "rank-9999999.json: no such file, the last of 10000000"
+    (problem,) = find_problems(folder, read_manifest(folder))
+    assert want in problem
+    with pytest.raises(CheckpointError, match=want):
+        reshard(folder, tmp_path / "out", num_files=1)
 
 
 CHANGED = {

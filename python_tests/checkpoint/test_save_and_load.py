@@ -212,6 +212,17 @@ def test_a_replacement_that_was_interrupted_leaves_the_old_checkpoint(tmp_path) 
     assert find_resumed(resume, tmp_path / "run") == str(folder)
 
 
+def test_what_is_half_removed_is_no_checkpoint_and_is_removed_with_the_next_save(tmp_path) -> None:
+    saver, model = Saver(tmp_path, keep_last=1, background=False), small()
+    saver.save(1, model=model)
+    saver.folder.path(1).rename(tmp_path / ".step-00000001.pruned.partial")
+    assert saver.folder.steps() == []
+    for step in (1, 2):
+        saver.save(step, model=model)
+    assert saver.folder.steps() == [2]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["latest", "step-00000002"]
+
+
 def test_a_full_disk_is_an_error_and_leaves_the_last_checkpoint(tmp_path) -> None:
     model, limits = nn.Linear(600, 600), resource.getrlimit(resource.RLIMIT_FSIZE)
     saver = Saver(tmp_path, background=False)
@@ -276,6 +287,25 @@ def test_a_save_that_one_rank_cannot_make_leaves_all_in_step(pool, tmp_path) -> 
         assert len(answer) == 2
         assert answer[0].startswith("rank 1: optimizer.linear.weight.odd has shape [3]")
         assert answer[1] == "[2]"
+
+
+def save_to_a_folder_of_its_own(folder: Path) -> str:
+    """As where each host has a file system of its own."""
+    try:
+        checkpoint.save(folder / str(torch.distributed.get_rank()), model=small())
+    except CheckpointError as error:
+        return str(error)
+    return "saved"
+
+
+def test_a_file_system_that_hosts_do_not_share_is_named(pool, tmp_path) -> None:
+    messages = pool(2).run(save_to_a_folder_of_its_own, tmp_path)
+    want = (
+        f"rank 1: {tmp_path / '.1.partial'} is not here, where rank 0 has made it: the folder must "
+        "be in a file system that all hosts share"
+    )
+    assert messages == [want, want]
+    assert not list(tmp_path.iterdir())
 
 
 def load_one_damaged_file(folder: Path) -> str:
