@@ -12,7 +12,6 @@ import time
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from datetime import timedelta
 from typing import Any, TypeVar, cast
 
 import torch.distributed as dist
@@ -22,12 +21,12 @@ from axonn_ext import settings
 from axonn_ext.checkpoint.errors import CheckpointError, RanksMissing
 from axonn_ext.checkpoint.state import place_in_world
 from axonn_ext.meeting import name_ranks
-from axonn_ext.stores import comes
 
 T = TypeVar("T")
 CHILDREN = 8
 _MOST_ERRORS = 8  # that a message has
 _MOST_BYTES = 7 << 20  # of a message; c10d's store takes 8 MiB
+_LONGEST_NAP, _NAP_OF_A_RANK = 0.25, 1e-4  # seconds between polls, which the one store serves
 _BEATS = 8  # how often a rank that is busy shows that it lives, within the timeout
 
 
@@ -139,7 +138,7 @@ class Ranks:
         """Returns when the ranks have set the keys. Raises RanksMissing that names others."""
         assert self._store is not None
         lives = {rank: (0, time.monotonic()) for rank in ranks}
-        while keys and not comes(self._store, keys, timedelta(seconds=self._patience / _BEATS)):
+        while keys and not self._come(keys):
             self.beat()
             self._raise_given_up()
             now = time.monotonic()
@@ -152,6 +151,20 @@ class Ranks:
                     f"no word of {name_ranks(late)} for {self._patience:g} s "
                     "(AXONN_TIMEOUT_SECONDS)"
                 )
+
+    def _come(self, keys: Sequence[str]) -> bool:
+        """Returns whether the keys are set before the next beat.
+
+        It polls, less and less often: c10d prints a warning for each wait whose time is up.
+        """
+        assert self._store is not None
+        end, nap = time.monotonic() + self._patience / _BEATS, 0.001
+        while not self._store.check(list(keys)):
+            if time.monotonic() > end:
+                return False
+            time.sleep(nap)
+            nap = min(2 * nap, _LONGEST_NAP + _NAP_OF_A_RANK * self.size, self._patience / 100)
+        return True
 
     def beat(self) -> None:
         """Shows that this rank is at work. It must be called between parts of long work."""
