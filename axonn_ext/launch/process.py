@@ -27,7 +27,6 @@ from torch.distributed.rendezvous import rendezvous
 from axonn_ext import meeting, settings
 from axonn_ext.launch import threads
 from axonn_ext.launch.attempt import name_of_start
-from axonn_ext.launch.gpus import take_gpu
 from axonn_ext.launch.limits import allow_open_files
 from axonn_ext.launch.network import advice, check_connections
 from axonn_ext.launch.place import Process
@@ -274,6 +273,8 @@ def process_group(process: Process, store: Store, device: str = "cpu") -> Iterat
             check_connections(store, process)
     if device == "cuda":
         with _store_needed():
+            from axonn_ext.launch.gpus import take_gpu
+
             take_gpu(store, process)
     try:
         with _store_needed():
