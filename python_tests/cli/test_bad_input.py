@@ -106,6 +106,7 @@ STRAGGLER = """
 import os, sys, time
 time.sleep(float(os.environ["RANK"]))
 sys.path.insert(0, os.getcwd())  # as `python -m` does
+from axonn_ext.cli import main
 sys.exit(main())
 """
 
