@@ -180,7 +180,7 @@ def test_ended_launcher_takes_its_processes_along(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("limit", [4, 8])
 def test_a_limit_on_processes_is_named(limit: int) -> None:
-    """At the start of ranks, or in numpy. Higher limits end torch's own threads, some by SIGABRT."""
+    """At the start of ranks, or in numpy. Higher limits end threads of torch, some by SIGABRT."""
     with tempfile.TemporaryDirectory() as folder:  # in a folder that others may enter
         job = [*AXONN, "train", "--grid", "x=2", "--out", f"{folder}/run", *small()]
         limited = ["bash", "-c", f'ulimit -u {limit}; exec "$@"', "bash", *job]
