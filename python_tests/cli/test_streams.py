@@ -123,7 +123,7 @@ def test_too_few_open_files(num_ranks: int, tmp_path: Path) -> None:
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (24, 24)),
     )  # fmt: skip
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.startswith(f"error: a job of {num_ranks} process")
+    assert done.stderr.startswith(f"error: a job of {num_ranks} rank")
     assert "open files here, but this machine allows 24" in done.stderr
     assert not folder.exists() and len(done.stderr.splitlines()) == 1
 
