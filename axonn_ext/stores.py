@@ -25,7 +25,7 @@ def comes(store: Store, keys: Sequence[str], timeout: timedelta) -> bool:
 
 
 def absent(store: Store, keys: Sequence[str]) -> list[int]:
-    """Returns the indices of the keys that are not set, of which most are thought to be."""
+    """Returns the indices of keys that are not set; cheap if most are set."""
     found: list[int] = []
     for first in range(0, len(keys), BATCH):
         batch = keys[first : first + BATCH]

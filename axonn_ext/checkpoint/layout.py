@@ -93,7 +93,7 @@ class Layout:
 
     @classmethod
     def whole(cls, num_ranks: int, shape: Sequence[int]) -> Layout:
-        """A tensor that each of so many ranks has whole."""
+        """A tensor of which each rank holds a full copy."""
         return cls((num_ranks, 1, 1, 1, 1), tuple(shape), ((),) * len(shape))
 
     @property

@@ -147,7 +147,7 @@ def _model_names(manifest: Manifest) -> list[str]:
 def _lacked_by_all(
     folder: Path, manifest: Manifest, targets: Mapping[str, Shard], ranks: Ranks
 ) -> set[str]:
-    """Returns what a checkpoint has of a model, but no rank: a pipeline stage has its own alone.
+    """Returns the names in the checkpoint that no rank's model has; a stage has only its own.
 
     A rank tells the checkpoint's token, and a bit for each name. Raises CheckpointError, on every
     rank, if they have read different checkpoints.

@@ -45,7 +45,7 @@ class Ranks:
     nor shows with `beat` that it is at work, for AXONN_TIMEOUT_SECONDS, is named in an error on all
     others.
 
-    store: for these messages alone; None: this process is alone.
+    store: a client used only for these messages; None: a single process.
     """
 
     def __init__(self, rank: int = 0, size: int = 1, store: Store | None = None) -> None:
@@ -57,7 +57,7 @@ class Ranks:
     @classmethod
     @_store_errors()
     def of_world(cls) -> Ranks:
-        """All ranks of torch.distributed, or this process alone. Any one thread may use them."""
+        """All ranks of torch.distributed, or one process. Only one thread at a time may use them."""
         rank, size = place_in_world()
         if size == 1:
             return cls()

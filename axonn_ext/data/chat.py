@@ -98,7 +98,7 @@ class ChatTemplates:
             trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
         )
         environment.filters["tojson"] = _to_json
-        day = today or date.today()  # the same for all that is rendered, of which some is compared
+        day = today or date.today()  # one date for all renderings, which are compared
         environment.globals |= {"raise_exception": _refuse, "strftime_now": day.strftime}
         self._special = dict(files.special)
         self._tagged = {name for name, text in files.templates.items() if _TAG.search(text)}

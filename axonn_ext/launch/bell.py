@@ -26,7 +26,7 @@ _LEFT = "left"  # the topic of a rank that wakes its own thread
 
 @dataclass(frozen=True)
 class Ring:
-    """What a rank rings for. store: the client of the bell's thread, which alone may use it."""
+    """A ring and its text. store: the client of the bell's thread, for use in that thread only."""
 
     number: int
     text: str

@@ -36,7 +36,7 @@ def allow_open_files(num_ranks: int, *, serves: bool, agent: int | None = None) 
 
 
 def _raise(process: int, most: int) -> None:
-    """Raises the soft limit of a process to so many files, or to its hard limit."""
+    """Raises the soft limit of a process to `most` files, or to its hard limit."""
     soft, hard = resource.prlimit(process, resource.RLIMIT_NOFILE)
     wanted = most if hard == resource.RLIM_INFINITY else min(most, hard)
     if soft != resource.RLIM_INFINITY and soft < wanted:

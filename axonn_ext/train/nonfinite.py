@@ -25,7 +25,7 @@ class NonFinite:
 
     say: shows a line to the user, on rank 0. scaler: of a run in fp16, whose gradients overflow now
     and then: such a step is skipped whatever was asked for, unless the scale cannot fall any more.
-    grid: of the ranks whose gradients are looked at; None: this rank alone.
+    grid: whose gradients are checked; None: only this rank's.
     """
 
     def __init__(
