@@ -57,7 +57,7 @@ class Ranks:
     @classmethod
     @_store_errors()
     def of_world(cls) -> Ranks:
-        """All ranks of torch.distributed, or one process. Only one thread at a time may use them."""
+        """All ranks of torch.distributed, or one process. One thread at a time may use them."""
         rank, size = place_in_world()
         if size == 1:
             return cls()
