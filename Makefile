@@ -6,7 +6,8 @@
 #             short)
 #   AXONN_CUDA  1: compile the CUDA parts or fail, 0: leave them out (default: where a GPU works)
 # What else setup.py reads (CUDA_HOME, TORCH_CUDA_ARCH_LIST, ...) holds, too; export it, for without
-# it the next `make` builds again.
+# it the next `make` builds again. Where ccache is installed, files that another checkout has
+# compiled are not compiled again.
 
 PYTHON ?= python3
 MAX_JOBS ?= $(shell nproc)
@@ -22,6 +23,15 @@ CLANG_FORMAT := $(VENV)/bin/python -c 'import clang_format; clang_format.clang_f
 
 export MAX_JOBS
 export TORCH
+# Distributions keep compilers there that go through ccache.
+CCACHE_COMPILERS := $(firstword $(wildcard /usr/lib/ccache /usr/lib64/ccache))
+ifneq ($(CCACHE_COMPILERS),)
+  export CCACHE_BASEDIR := $(CURDIR)
+  export CCACHE_NOHASHDIR := 1
+  export CCACHE_COMPILERCHECK := content
+  export CCACHE_SLOPPINESS := pch_defines,time_macros,include_file_mtime,include_file_ctime
+  export PATH := $(CCACHE_COMPILERS):$(PATH)
+endif
 # ninja comes from PyPI, into .venv.
 export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 

@@ -21,6 +21,7 @@ import importlib.metadata
 import json
 import os
 import re
+import shutil
 import sys
 import sysconfig
 from collections.abc import Iterable, Mapping, Sequence
@@ -313,6 +314,8 @@ def main() -> None:
     if choice.build:
         assert toolkit is not None
         os.environ["CUDA_HOME"] = str(toolkit.home)  # torch reads it when the next is imported
+        if shutil.which("ccache"):  # C++ files go through it where the PATH leads there first
+            os.environ.setdefault("PYTORCH_NVCC", f"ccache {toolkit.home / 'bin' / 'nvcc'}")
         cutlass = find_cutlass(os.environ.get("CUTLASS_HOME"), sys.path)
         demanded = os.environ.get("AXONN_CUDA") == "1"
         lacking = what_cutlass_lacks(cutlass, toolkit)

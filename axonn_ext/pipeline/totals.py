@@ -8,7 +8,6 @@ from collections.abc import Collection, Mapping
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed import ProcessGroup
 
 from axonn_ext.grid import Grid
 from axonn_ext.pipeline.failures import Failures, PipelineError
@@ -17,13 +16,15 @@ _MOST_DIFFERENCE = 1e-2  # as a share of the numbers; a rank that has other rows
 
 
 class Totals:
-    """Sums and comparisons over all ranks, in a group of gloo. All ranks must make theirs."""
+    """Sums and comparisons over all ranks, along one axis after the other. All must make theirs.
+
+    So a rank is connected, over gloo, to those of its own lines of the grid alone.
+    """
 
     def __init__(self, grid: Grid, failures: Failures) -> None:
         self._grid, self._failures = grid, failures
-        self._group: ProcessGroup | None = None
-        if grid.world_size > 1:
-            self._group = grid.side_groups.get("totals")
+        lines = [dist.get_process_group_ranks(grid.group(axis)) for axis in grid.coords]
+        self._groups = [grid.side_groups.get("totals", line) for line in lines if len(line) > 1]
 
     def sum(self, number: Tensor, axes: Collection[str], what: str) -> Tensor:
         """Returns the sum over these axes, in fp64, equal on all ranks and where the number is.
@@ -64,7 +65,7 @@ class Totals:
                 )
 
     def _reduce(self, values: Tensor, op: dist.ReduceOp.RedOpType, what: str) -> Tensor:
-        if self._group is not None:
-            work = dist.all_reduce(values, op=op, group=self._group, async_op=True)
+        for group in self._groups:
+            work = dist.all_reduce(values, op=op, group=group, async_op=True)
             self._failures.wait_for(work, f"the sum of {what}")
         return values
