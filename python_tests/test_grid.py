@@ -151,6 +151,7 @@ def test_no_group_waits_longer_for_a_peer_than_it_is_told(what):
 def use_of_grids(count: int, closes: bool) -> list[tuple[int, int]]:
     """The open files and the threads after each grid, in which ranks have shared memory."""
     used, ones = [], torch.ones(2, 2)
+    gc.freeze()  # what is there already is not looked at, which would take most of the time
     for _ in range(count):
         grid = Grid(x=2)
         grid.side_groups.get("test")
@@ -160,6 +161,7 @@ def use_of_grids(count: int, closes: bool) -> list[tuple[int, int]]:
         del grid
         gc.collect()
         used.append((len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task"))))
+    gc.unfreeze()
     return used
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from commands import wait_until
 from loading import load_all
 
 modules = load_all("tools/gpu_check.py")
@@ -152,7 +153,7 @@ def test_the_stages_end_with_the_check(tmp_path: Path):
     pid = wait_for(tmp_path / "pid")
     process.terminate()
     assert process.wait() == 128 + signal.SIGTERM
-    assert not is_alive(pid)
+    wait_until(lambda: not is_alive(pid), "the end of the stage")
     stages = json.loads((tmp_path / "summary.json").read_text())["stages"]
     assert stages["sleeps"]["status"] == "time was up"
 
