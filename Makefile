@@ -61,7 +61,7 @@ demo: build  ## train a small GPT on a 2x2 grid, then in one process, and compar
 test: test-cpp test-python  ## run the C++ and the Python tests
 
 test-cpp: environment  ## run the tests of the Torch-free core
-	@$(call ctest,$(CPP_BUILD),,core_tests,)
+	@$(call ctest,$(CPP_BUILD),,core_tests model_tests,)
 
 test-python: build  ## run the Python tests, without the long and slow ones and those of Triton kernels
 	$(VENV)/bin/python -m pytest -n 2 --dist loadfile -m "not long and not slow and not gpu and not triton" --durations=15
@@ -78,7 +78,7 @@ gpu-check:  ## build, test, time and train on this machine's GPUs (BUDGET=second
 
 test-sanitizers: environment  ## run the core's tests under thread and address sanitizer
 	@$(call ctest,$(CPP_BUILD)-thread,thread,core_tests,)
-	@$(call ctest,$(CPP_BUILD)-address,address,core_tests,)
+	@$(call ctest,$(CPP_BUILD)-address,address,core_tests model_tests,)
 
 emulate: environment  ## run CUDA and Triton kernels instruction by instruction on the CPU; needs no GPU
 	@$(call emulate,gpu_machine_tests gpu_machine_speed,OFF,-LE slow)
