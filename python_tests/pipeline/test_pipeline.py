@@ -41,11 +41,17 @@ def check(pool, world_size, *arguments, timeout_s: float = HANG_SECONDS) -> None
 
 
 @pytest.mark.parametrize(
-    ("name", "layers"),
-    [("gpt2", 5), ("gpt2-odd", 5), pytest.param("llama", 4, marks=pytest.mark.slow)],
+    ("name", "layers"), [("gpt2", 5), pytest.param("llama", 4, marks=pytest.mark.slow)]
 )
 def test_equals_one_process(pool, name, layers) -> None:
     check(pool, 4, name, layers, FOUR, list(OPTIONS))
+
+
+@pytest.mark.parametrize(("number", "options"), enumerate(OPTIONS))
+def test_sizes_that_nothing_divides(pool, number, options) -> None:
+    """Of every schedule two grids, and of every grid two schedules or more."""
+    shapes = [FOUR[(number + step) % len(FOUR)] for step in (0, 2)]
+    check(pool, 4, "gpt2-odd", 5, shapes, [options])
 
 
 @pytest.mark.parametrize("label", ["message_driven, whole backward", "message_driven", "1f1b"])
