@@ -24,6 +24,7 @@ class Passes(NamedTuple):
     backward_s  the time at which the last micro-batch's backward began
     used_s      the seconds since backward_s in which other axes have used the data axis' wire
     z_free_s    the time at which the last reduce-scatter over z is done
+    deferred_binds  whether they may differ if more sums over z could be under way
     """
 
     end_s: float
@@ -33,6 +34,7 @@ class Passes(NamedTuple):
     z_free_s: float
     exposed_s: Mapping[str, float]
     events: tuple[Event, ...] = ()
+    deferred_binds: bool = True
 
     def extended(self, other: Passes, factor: float) -> Passes:
         """Returns self + factor * (other - self) in every number."""
@@ -49,6 +51,7 @@ class Passes(NamedTuple):
             on(self.end_s, other.end_s), on(self.compute_s, other.compute_s),
             on(self.backward_s, other.backward_s), on(self.used_s, other.used_s),
             on(self.z_free_s, other.z_free_s), exposed,
+            deferred_binds=self.deferred_binds or other.deferred_binds,
         )  # fmt: skip
 
     def less(self, longer: Passes) -> Passes:
@@ -111,6 +114,7 @@ class Run:
         self._z_free = self._behind = 0.0
         self._used = 0.0  # the seconds in which other axes used the data axis' wire
         self._z_exposed = 0.0
+        self._deferred_binds = False
         self._counts: Counter[int] = Counter()  # of parts with the same items, by their id
         self._items: dict[int, Sequence[Item]] = {}
         self._scatters: deque[float] = deque()
@@ -165,6 +169,8 @@ class Run:
                 if late > 0:
                     self._z_exposed += late
                     now += late
+                    if item.kind == "scatter":
+                        self._deferred_binds = True
         self._now, self._behind, self._used, self._z_free = now, behind, used, free
 
     def copy(self) -> Run:
@@ -193,11 +199,13 @@ class Run:
             start += done.seconds
 
     def passed(self) -> Passes:
-        computed, exposed = 0.0, defaultdict[str, float](float)
+        computed, exposed, binds = 0.0, defaultdict[str, float](float), self._deferred_binds
         for key, count in self._counts.items():
             for item in self._items[key]:
                 if isinstance(item, OnPath):
                     computed += count * item.compute_s
+                    # If z's time went back, a sum that had been done might not be done later.
+                    binds = binds or item.on_z > item.seconds
                     for axis, seconds in item.waits.items():
                         exposed[axis] += count * seconds
         if self._z_exposed:
@@ -205,7 +213,7 @@ class Run:
         events = (*self._events, *map(self._in_real_time, self._z_events)) if self._records else ()
         return Passes(
             self._now, computed, self._backward_from, self._used, self._z_free + self._behind,
-            exposed, events,
+            exposed, events, binds,
         )  # fmt: skip
 
     def _in_real_time(self, event: Event) -> Event:
