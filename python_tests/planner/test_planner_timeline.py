@@ -273,8 +273,11 @@ def test_a_bucket_crosses_data_once_all_of_its_gradients_are_there() -> None:
             assert several[-1].start_s >= max(computed, crossed) - 1e-9
 
 
-def test_prefetching_nothing_hides_no_gather() -> None:
-    job = job_of(GridShape(z=8, data=2), overlap=Overlap(prefetch=0, gathered_bytes=0))
+@pytest.mark.parametrize("gathered_bytes", [0, 4 << 20])
+def test_prefetching_nothing_hides_no_gather(gathered_bytes: int) -> None:
+    """Even where there is room for the next weights."""
+    overlap = Overlap(prefetch=0, gathered_bytes=gathered_bytes)
+    job = job_of(GridShape(z=8, data=2), overlap=overlap)
     events = timeline(job, machine_of()).events
     computing = [(e.start_s, e.end_s) for e in events if e.stream == "compute"]
     for gather in (e for e in events if e.name.endswith("all_gather") and e.stream == "z"):
