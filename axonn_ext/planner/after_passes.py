@@ -52,7 +52,7 @@ class AfterPasses:
         self._update(streams)
         return Timeline(
             streams.now, streams.computed, dict(streams.exposed), self._optimizer.update_s,
-            (*passes.events, *streams.events),
+            (*passes.events, *streams.events), passes.deferred_binds,
         )  # fmt: skip
 
     def _sum_gradients(self, streams: Streams, passes: Passes) -> None:

@@ -26,6 +26,7 @@ class Estimate:
     binding        what limits the step, in words
     memory_share   the part of a rank's memory that is full at the peak, with communicators and what
                    the machine reserves
+    deferred_binds  whether the step may differ with a larger Overlap.deferred
     """
 
     job: Job
@@ -38,6 +39,7 @@ class Estimate:
     tokens_per_s: float
     binding: str
     memory_share: float
+    deferred_binds: bool
 
     @property
     def whole_peak_fraction(self) -> float:
@@ -87,6 +89,7 @@ def estimate(
         tokens_per_s=tokens / result.step_time_s,
         binding=_binding(result.compute_s, exposed, machine, memory),
         memory_share=_full_bytes(job, machine, memory) / machine.memory_bytes,
+        deferred_binds=result.deferred_binds,
     )
 
 

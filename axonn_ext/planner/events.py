@@ -33,6 +33,7 @@ class Timeline(NamedTuple):
     exposed_s    axis -> the seconds for which computation waited for it
     optimizer_s  the seconds of the optimizer alone
     events       all events; empty if only times were asked for
+    deferred_binds  whether the times may differ with a larger Overlap.deferred
     """
 
     step_time_s: float
@@ -40,6 +41,7 @@ class Timeline(NamedTuple):
     exposed_s: Mapping[str, float]
     optimizer_s: float
     events: tuple[Event, ...]
+    deferred_binds: bool = True
 
     @property
     def streams(self) -> tuple[str, ...]:

@@ -49,6 +49,47 @@ class PointOfZ(NamedTuple):
 Item = OnPath | PointOfZ
 
 
+class Part(NamedTuple):
+    """One part of a micro-batch, as it runs in a layer.
+
+    is_backward_begun  whether backward begins with it
+    share              the part of its weights that is not held gathered, and so must be gathered
+    number             that of the pass that it belongs to, which counts only in a pipeline
+    """
+
+    items: Sequence[Item]
+    prefix: str
+    micro_batch: int
+    share: float
+    number: int
+    is_backward_begun: bool = False
+
+
+class Use(NamedTuple):
+    """A use of a weight: the gather of the part of it that is not held, and its bytes as a whole.
+
+    in_pass  the number of the pass, which counts only in a pipeline
+    """
+
+    name: str
+    seconds: float
+    part: Part
+    in_pass: int
+
+
+class Schedule(NamedTuple):
+    """The parts of several micro-batches, and all uses of weights in them, in their order.
+
+    sums    the bytes of whole weights up to each use
+    before  how many uses come before each part
+    """
+
+    parts: Sequence[Part]
+    uses: Sequence[Use]
+    sums: Sequence[float]
+    before: Sequence[int]
+
+
 class WireAxes(NamedTuple):
     """The axes that use the wires of z and of data, beside these."""
 
@@ -59,11 +100,13 @@ class WireAxes(NamedTuple):
 class PreparedStep:
     """A program and its times, for which the numbers of Overlap do not matter.
 
-    units, items: of each part of the program, in their order.
+    units, items: of each part of the program, in their order. schedules: those of the simulations
+    that have run, by their layers, micro-batches and budgets of gathered weights.
     """
 
     def __init__(self, job: Job, program: Program, machine: Machine, *, records: bool) -> None:
         self.program, self._job = program, job
+        self.schedules: dict[tuple[int, int, int], Schedule] = {}
         self.costs = Costs(machine, job.grid, job.options.dtype)
         self.axes = WireAxes(self.costs.beside("z"), self.costs.beside("data"))
         passes = LinearPasses(job, machine, self.costs, records=records)

@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from copy import copy
 from typing import NamedTuple
 
 from axonn_ext.planner.events import Event
-from axonn_ext.planner.prepared_step import Item, OnPath, PointOfZ, WireAxes
+from axonn_ext.planner.prepared_step import (
+    Item,
+    OnPath,
+    Part,
+    Schedule,
+    Use,
+    WireAxes,
+)
 
 
 class Passes(NamedTuple):
@@ -17,6 +24,7 @@ class Passes(NamedTuple):
     backward_s  the time at which the last micro-batch's backward began
     used_s      the seconds since backward_s in which other axes have used the data axis' wire
     z_free_s    the time at which the last reduce-scatter over z is done
+    deferred_binds  whether they may differ if more sums over z could be under way
     """
 
     end_s: float
@@ -26,6 +34,7 @@ class Passes(NamedTuple):
     z_free_s: float
     exposed_s: Mapping[str, float]
     events: tuple[Event, ...] = ()
+    deferred_binds: bool = True
 
     def extended(self, other: Passes, factor: float) -> Passes:
         """Returns self + factor * (other - self) in every number."""
@@ -42,6 +51,7 @@ class Passes(NamedTuple):
             on(self.end_s, other.end_s), on(self.compute_s, other.compute_s),
             on(self.backward_s, other.backward_s), on(self.used_s, other.used_s),
             on(self.z_free_s, other.z_free_s), exposed,
+            deferred_binds=self.deferred_binds or other.deferred_binds,
         )  # fmt: skip
 
     def less(self, longer: Passes) -> Passes:
@@ -54,63 +64,41 @@ class Passes(NamedTuple):
         return Passes(compute_s + sum(exposed.values()), compute_s, 0.0, 0.0, 0.0, exposed)
 
 
-class Part(NamedTuple):
-    """One part of a micro-batch, as it runs in a layer.
-
-    is_backward_begun  whether backward begins with it
-    share              the part of its weights that is not held gathered, and so must be gathered
-    number             that of the pass that it belongs to, which counts only in a pipeline
-    """
-
-    items: Sequence[Item]
-    prefix: str
-    micro_batch: int
-    share: float
-    number: int
-    is_backward_begun: bool = False
-
-
-class Uses:
-    """The uses of weights of a run, and which of them are gathered ahead.
+class Gathers:
+    """The gathers of a schedule's weights: which of them begin, and when they end, in z's time.
 
     A use starts the gathers of the weights that are used next, as many as `prefetch` says, as long
     as they fit within the budget together with the one in use. What is held beside these gives way,
     since it is needed later. In a pipeline no pass knows what the next one uses.
     """
 
-    def __init__(self, prefetch: int, budget: float) -> None:
+    def __init__(self, schedule: Schedule, prefetch: int, budget: float) -> None:
+        self._uses, self._sums = schedule.uses, schedule.sums
         self.prefetch, self._budget = prefetch, budget
-        self.count = 0
-        self._all: list[tuple[PointOfZ, float, Part, int]] = []
-        self._sums = [0.0]  # of bytes, up to each use
-        self._ends: list[float] = []  # of gathers, in z's time
-        self._now = 0  # the number of the next use
+        self._count, self._now = len(self._uses), 0  # of all uses; the number of the next one
+        self.ends: list[float] = []
 
-    def add(self, item: PointOfZ, share: float, part: Part, *, in_pass: int) -> None:
-        # Two uses in a row of one weight, as of the head's, take its room once.
-        again = bool(self._all) and self._all[-1][0].weight == item.weight
-        self._sums.append(self._sums[-1] + (0.0 if again else item.num_bytes))
-        self._all.append((item, share, part, in_pass))
-        self.count += 1
-
-    def first(self, count: int) -> Uses:
+    def first(self, count: int) -> Gathers:
         """Returns a copy that goes on from the same use, and ends after the first `count` uses."""
         twin = copy(self)
-        twin.count, twin._ends = count, self._ends.copy()
+        twin._count, twin.ends = count, self.ends.copy()
         return twin
 
-    def use(self, run: Run) -> None:
-        """Starts the gathers for the next use and for those that follow; waits for the former."""
-        number, base, in_pass = self._now, self._sums[self._now], self._all[self._now][3]
+    def begin(self) -> Sequence[Use]:
+        """Returns the uses whose gathers the next use starts; their ends are to be added."""
+        number, uses, sums = self._now, self._uses, self._sums
         self._now += 1
-        for ahead in range(len(self._ends), min(self.count, number + self.prefetch + 1)):
-            item, share, part, its_pass = self._all[ahead]
-            fits = self._sums[ahead + 1] - base <= self._budget and its_pass == in_pass
-            if ahead > number and not fits:
+        begun, base, in_pass = len(self.ends), sums[number], uses[number].in_pass
+        stop, last = max(begun, number + 1), min(self._count, number + self.prefetch + 1)
+        while stop < last:
+            if sums[stop + 1] - base > self._budget or uses[stop].in_pass != in_pass:
                 break
-            seconds = item.seconds * share
-            self._ends.append(run.over_z(item.name, seconds, part) if seconds else 0.0)
-        run.wait_for_z(self._ends[number])
+            stop += 1
+        return uses[begun:stop]
+
+    def end_of_last(self) -> float:
+        """Returns when the gather of the last use ends that has begun."""
+        return self.ends[self._now - 1]
 
 
 class Run:
@@ -126,6 +114,7 @@ class Run:
         self._z_free = self._behind = 0.0
         self._used = 0.0  # the seconds in which other axes used the data axis' wire
         self._z_exposed = 0.0
+        self._deferred_binds = False
         self._counts: Counter[int] = Counter()  # of parts with the same items, by their id
         self._items: dict[int, Sequence[Item]] = {}
         self._scatters: deque[float] = deque()
@@ -133,17 +122,56 @@ class Run:
         self._events: list[Event] = []
         self._z_events: list[Event] = []
 
-    def path(self, item: OnPath) -> None:
-        self._now += item.seconds
-        self._behind += item.on_z
-        self._used += item.on_data
+    def go_on(self, parts: Iterable[Part], gathers: Gathers, deferred: int) -> None:
+        """Runs these parts after those that have run; most of a search's time is spent here.
 
-    def begin(self, part: Part) -> None:
-        if part.is_backward_begun:
-            self._backward_from, self._used = self._now, 0.0
-        key = id(part.items)
-        self._counts[key] += 1
-        self._items[key] = part.items
+        deferred: the number of scatters that may be under way.
+        """
+        now, behind, used, free = self._now, self._behind, self._used, self._z_free
+        records, uses_data = self._records, self._z_uses_data
+        scatters, ends = self._scatters, gathers.ends
+        for part in parts:
+            if part.is_backward_begun:
+                self._backward_from, used = now, 0.0
+            self._counts[id(part.items)] += 1
+            self._items[id(part.items)] = part.items
+            for item in part.items:
+                if isinstance(item, OnPath):
+                    now += item.seconds
+                    behind += item.on_z
+                    used += item.on_data
+                    if records:
+                        self._record_path(item, part, now, behind)
+                    continue
+                is_use = item.kind == "use"
+                for point in gathers.begin() if is_use else (item,):
+                    seconds = point.seconds
+                    if seconds or not is_use:
+                        start = max(now - behind, free)
+                        free = start + seconds
+                        if uses_data:
+                            used += seconds
+                        if records:
+                            of = point.part if isinstance(point, Use) else part
+                            self._record_z(of, point.name, start, free, seconds)
+                    if is_use:  # a weight that is held is there at once
+                        ends.append(free if seconds else 0.0)
+                if is_use:
+                    end = gathers.end_of_last()
+                elif item.kind == "wait":
+                    end = free
+                else:
+                    scatters.append(free)
+                    if len(scatters) <= deferred:
+                        continue
+                    end = scatters.popleft()
+                late = end + behind - now
+                if late > 0:
+                    self._z_exposed += late
+                    now += late
+                    if item.kind == "scatter":
+                        self._deferred_binds = True
+        self._now, self._behind, self._used, self._z_free = now, behind, used, free
 
     def copy(self) -> Run:
         """Returns a run that goes on from here by itself. Events are not recorded then."""
@@ -152,31 +180,13 @@ class Run:
         twin._counts, twin._scatters = self._counts.copy(), self._scatters.copy()
         return twin
 
-    def over_z(self, name: str, seconds: float, part: Part) -> float:
-        """Queues a collective over z; returns when it is done, in z's time."""
-        if self._z_uses_data:
-            self._used += seconds
-        start = max(self._now - self._behind, self._z_free)
-        self._z_free = end = start + seconds
-        if self._records:
-            event = Event("z", part.prefix + name, start, end, seconds, part.micro_batch)
-            self._z_events.append(event)
-        return end
+    def _record_z(self, part: Part, name: str, start: float, end: float, seconds: float) -> None:
+        event = Event("z", part.prefix + name, start, end, seconds, part.micro_batch)
+        self._z_events.append(event)
 
-    def wait_for_z(self, end: float) -> None:
-        late = end + self._behind - self._now
-        if late > 0:
-            self._z_exposed += late
-            self._now += late
-
-    def scatter(self, item: PointOfZ, part: Part, deferred: int) -> None:
-        self._scatters.append(self.over_z(item.name, item.seconds, part))
-        while len(self._scatters) > deferred:
-            self.wait_for_z(self._scatters.popleft())
-
-    def record_path(self, item: OnPath, part: Part) -> None:
+    def _record_path(self, item: OnPath, part: Part, now: float, behind: float) -> None:
         """Adds the events of what has just run on the path."""
-        start, behind = self._now - item.seconds, self._behind - item.on_z
+        start, behind = now - item.seconds, behind - item.on_z
         for done in item.passes:
             for stream, name, began, ended, busy_s in done.pieces:
                 at = start + began
@@ -189,11 +199,13 @@ class Run:
             start += done.seconds
 
     def passed(self) -> Passes:
-        computed, exposed = 0.0, defaultdict[str, float](float)
+        computed, exposed, binds = 0.0, defaultdict[str, float](float), self._deferred_binds
         for key, count in self._counts.items():
             for item in self._items[key]:
                 if isinstance(item, OnPath):
                     computed += count * item.compute_s
+                    # If z's time went back, a sum that had been done might not be done later.
+                    binds = binds or item.on_z > item.seconds
                     for axis, seconds in item.waits.items():
                         exposed[axis] += count * seconds
         if self._z_exposed:
@@ -201,7 +213,7 @@ class Run:
         events = (*self._events, *map(self._in_real_time, self._z_events)) if self._records else ()
         return Passes(
             self._now, computed, self._backward_from, self._used, self._z_free + self._behind,
-            exposed, events,
+            exposed, events, binds,
         )  # fmt: skip
 
     def _in_real_time(self, event: Event) -> Event:

@@ -10,7 +10,7 @@ while the path uses its wire.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from axonn_ext.planner.held import (
     held_after_recomputation,
@@ -19,8 +19,8 @@ from axonn_ext.planner.held import (
     table_is_held,
 )
 from axonn_ext.planner.job import Job
-from axonn_ext.planner.prepared_step import OnPath, PointOfZ, PreparedStep
-from axonn_ext.planner.rank_run import Part, Passes, Run, Uses
+from axonn_ext.planner.prepared_step import Part, PointOfZ, PreparedStep, Schedule, Use
+from axonn_ext.planner.rank_run import Gathers, Passes, Run
 from axonn_ext.planner.step.program import has_table
 
 
@@ -32,7 +32,7 @@ class Simulation:
         self._overlap = job.options.overlap
         self._budget = 0 if self._overlap is None else self._overlap.gathered_bytes
         self._in_stages, self._axes = job.grid.pipe > 1, step.axes
-        self._items = step.items
+        self._items, self._schedules = step.items, step.schedules
         self._held = held_after_recomputation(job)
         layers, has_tables = step.program.num_layers, has_table(step.program)
         self._held_share = held_share(job, layers, has_table=has_tables)
@@ -60,39 +60,33 @@ class Simulation:
         The shorter runs are the beginning of the longest one, up to where it gathers weights ahead
         that they do not use.
         """
-        parts = [p for i in range(numbers[-1]) for p in self._micro_batch(num_layers, i)]
+        schedule = self._schedule(num_layers, numbers[-1])
+        parts, before = schedule.parts, schedule.before
         of_each = len(parts) // numbers[-1]
-        uses, uses_before = self._uses(parts)
-        run = Run(self._axes, overlaps=self._overlap is not None, records=self._records)
+        overlap = self._overlap
+        prefetch, deferred = (overlap.prefetch, overlap.deferred) if overlap else (0, 0)
+        gathers = Gathers(schedule, prefetch, self._budget)
+        run = Run(self._axes, overlaps=overlap is not None, records=self._records)
         begun, found = 0, []
         for stop in (of_each * number for number in numbers[:-1]):
             # The last parts whose uses start no gather of what comes after `stop`.
-            last = uses_before[stop] - uses.prefetch
-            alike = max(0, bisect_right(uses_before, last, hi=stop + 1) - 1)
-            self._go_on(run, uses, parts[begun:alike])
+            last = before[stop] - prefetch
+            alike = max(0, bisect_right(before, last, hi=stop + 1) - 1)
+            run.go_on(parts[begun:alike], gathers, deferred)
             shorter = run.copy()
-            self._go_on(shorter, uses.first(uses_before[stop]), parts[alike:stop])
+            shorter.go_on(parts[alike:stop], gathers.first(before[stop]), deferred)
             found.append(shorter.passed())
             begun = alike
-        self._go_on(run, uses, parts[begun:])
+        run.go_on(parts[begun:], gathers, deferred)
         return [*found, run.passed()]
 
-    def _go_on(self, run: Run, uses: Uses, parts: Iterable[Part]) -> None:
-        """Runs these parts after those that have run."""
-        deferred = 0 if self._overlap is None else self._overlap.deferred
-        for part in parts:
-            run.begin(part)
-            for item in part.items:
-                if isinstance(item, OnPath):
-                    run.path(item)
-                    if self._records:
-                        run.record_path(item, part)
-                elif item.kind == "use":
-                    uses.use(run)
-                elif item.kind == "scatter":
-                    run.scatter(item, part, deferred)
-                else:
-                    run.wait_for_z(run.over_z(item.name, item.seconds, part))
+    def _schedule(self, num_layers: int, num_parts: int) -> Schedule:
+        """Returns what runs, and all uses of weights; the same for each prefetch and deferred."""
+        key = num_layers, num_parts, self._budget
+        if key not in self._schedules:
+            parts = [p for i in range(num_parts) for p in self._micro_batch(num_layers, i)]
+            self._schedules[key] = self._with_uses(parts)
+        return self._schedules[key]
 
     # --- The parts of a step ---------------------------------------------------------------------
 
@@ -117,19 +111,22 @@ class Simulation:
             yield Part(back, f"{layer}.", index, _share(num_layers - held - layer), number)
         yield Part(first_back, "", index, 1.0, number)
 
-    def _uses(self, parts: Sequence[Part]) -> tuple[Uses, list[int]]:
-        """Returns all uses of weights, in their order, and how many come before each part."""
-        overlap = self._overlap
-        uses, before = Uses(0 if overlap is None else overlap.prefetch, self._budget), []
+    def _with_uses(self, parts: Sequence[Part]) -> Schedule:
+        uses: list[Use] = []
+        sums, before, last = [0.0], [], None
         for part in parts:
-            before.append(uses.count)
+            before.append(len(uses))
             for item in part.items:
                 if isinstance(item, PointOfZ) and item.kind == "use":
                     number = item.after_recomputation
                     spared = number is not None and self._held[number]
-                    share = 1.0 if overlap is None else 0.0 if spared else part.share
-                    uses.add(item, share, part, in_pass=part.number if self._in_stages else 0)
-        return uses, before
+                    share = 1.0 if self._overlap is None else 0.0 if spared else part.share
+                    in_pass = part.number if self._in_stages else 0
+                    uses.append(Use(item.name, item.seconds * share, part, in_pass))
+                    # Two uses in a row of one weight, as of the head's, take its room once.
+                    sums.append(sums[-1] + (0.0 if item.weight == last else item.num_bytes))
+                    last = item.weight
+        return Schedule(parts, uses, sums, before)
 
 
 def _share(layers: float) -> float:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import re
 from pathlib import Path
@@ -11,20 +13,28 @@ import pytest
 
 from axonn_ext.cli import main
 from axonn_ext.cli.plan_report import TIE_MARK
-from axonn_ext.planner.published import Comparison, load_runs
 from axonn_ext.planner.search.peers import PEERS
 from axonn_ext.planner.uncertainty import RANGE, TIE
 from axonn_ext.spec.family import FAMILIES, find_family
 
 Capture = pytest.CaptureFixture[str]
 PLAN = ("plan", "--model", "gpt2-medium", "--machine", "perlmutter", "--global-batch", "128",
-        "--gpus", "32")  # fmt: skip
+        "--gpus", "16")  # fmt: skip
 
 
 def planned(folder: Path, *arguments: str) -> Any:
     path = folder / "plan.json"
     assert main([*PLAN, *arguments, "--json", str(path)]) == 0
     return json.loads(path.read_text())
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, str]:
+    """The plan of all grids, and what is shown of it."""
+    shown = io.StringIO()
+    with contextlib.redirect_stdout(shown):
+        content = planned(tmp_path_factory.mktemp("plain"), "--top", "20")
+    return content, shown.getvalue()
 
 
 def last_numbers(out: str, label: str) -> list[float]:
@@ -36,10 +46,9 @@ def last_numbers(out: str, label: str) -> list[float]:
 
 
 def test_a_grid_is_shown_beside_the_best_and_where_their_times_differ(
-    tmp_path: Path, capsys: Capture
+    tmp_path: Path, plain: tuple[Any, str], capsys: Capture
 ) -> None:
-    best = planned(tmp_path)["configs"][0]
-    capsys.readouterr()
+    best = plain[0]["configs"][0]
     content = planned(tmp_path, "--grid", "x=8,data=*")
     out, asked, beside = capsys.readouterr().out, content["configs"][0], content["beside"]
     assert all(c["grid"]["x"] == 8 for c in content["configs"])
@@ -59,8 +68,10 @@ def test_a_grid_is_shown_beside_the_best_and_where_their_times_differ(
     assert row.split()[1:3] == ["8", str(best["grid"]["x"])]
 
 
-def test_the_best_grid_beside_itself(tmp_path: Path, capsys: Capture) -> None:
-    best = planned(tmp_path)["configs"][0]
+def test_the_best_grid_beside_itself(
+    tmp_path: Path, plain: tuple[Any, str], capsys: Capture
+) -> None:
+    best = plain[0]["configs"][0]
     grid = ",".join(f"{axis}={size}" for axis, size in best["grid"].items())
     content = planned(tmp_path, "--grid", grid)
     assert content["configs"] == [best]
@@ -101,27 +112,14 @@ def test_a_framework_for_which_nothing_fits(tmp_path: Path, capsys: Capture) -> 
     assert re.search(r"^ddp +- *$", out, re.MULTILINE)
     rows = {row["like"]: row for row in json.loads(path.read_text())["like"]}
     assert rows["ddp"]["config"] is None and "does not fit in memory" in rows["ddp"]["problem"]
-    assert rows["zero3"]["config"]["grid"]["z"] == 32
+    assert rows["zero3"]["config"]["grid"]["z"] == 16
 
 
 # --- Uncertainty ---------------------------------------------------------------------------------
 
 
-def test_the_range_is_that_of_the_published_runs_with_their_sources_held_out() -> None:
-    held_out = Comparison(load_runs()[0]).held_out(lambda run: run.source)
-    ratios = sorted(1 + p.error for p in held_out)
-    inside = [RANGE[0] <= ratio <= RANGE[1] for ratio in ratios]
-    assert sum(inside) / len(inside) == pytest.approx(0.8, abs=1.5 / len(inside))
-    below = sum(ratio < RANGE[0] for ratio in ratios)
-    above = sum(ratio > RANGE[1] for ratio in ratios)
-    assert abs(below - above) <= 1
-    beyond = RANGE[0] - 0.02, RANGE[1] + 0.03
-    assert sum(beyond[0] <= ratio <= beyond[1] for ratio in ratios) >= sum(inside)
-
-
-def test_ties_are_marked(tmp_path: Path, capsys: Capture) -> None:
-    configs = planned(tmp_path, "--top", "20")["configs"]
-    rows = capsys.readouterr().out.splitlines()[4:]
+def test_ties_are_marked(plain: tuple[Any, str]) -> None:
+    configs, rows = plain[0]["configs"], plain[1].splitlines()[4:]
     best = configs[0]["step_time_s"]
     ties = [c["step_time_s"] <= (1 + TIE) * best for c in configs]
     for row, tie, number in zip(rows, ties, range(1, 21), strict=False):
@@ -154,7 +152,7 @@ def test_sensitivity(tmp_path: Path, capsys: Capture) -> None:
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        (["--grid", "x=3"], ["no grid of 32 GPUs", "x=3"]),
+        (["--grid", "x=3"], ["no grid of 16 GPUs", "x=3"]),
         (["--grid", "w=3"], ["--grid", "AXIS=SIZE", "'w=3'"]),
         (["--grid", "pipe=*"], ["--grid", "pipe=*", "--pipe N"]),
         (["--like", "megatrn"], ["--like", "megatron", "'megatrn'"]),

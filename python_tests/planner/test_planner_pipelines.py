@@ -165,7 +165,7 @@ def test_pipelines_are_searched_when_they_are_asked_for() -> None:
 
 def test_schedules_are_those_that_are_asked_for() -> None:
     for schedule in SCHEDULES:
-        found = plan(request_of(pipelines=(schedule,), micro_batches=(8,)))
+        found = plan(request_of(pipelines=(schedule,), micro_batches=(8,), num_ranks=8))
         staged = [c.job.options.pipeline for c in found.configs if c.job.grid.pipe > 1]
         assert staged and set(staged) == {schedule}
     with pytest.raises(PlannerError, match="pipelines must have at least one"):

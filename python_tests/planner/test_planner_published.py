@@ -22,6 +22,7 @@ from axonn_ext.planner.published import (
     render,
     write_slowdown,
 )
+from axonn_ext.planner.uncertainty import RANGE
 from axonn_ext.spec.grid import GridShape
 from axonn_ext.spec.presets import PRESETS
 
@@ -101,6 +102,19 @@ def test_predictions_are_close_and_hold_for_sources_that_were_not_fitted(
     assert fitted <= held_out < 0.08
     assert by_source < 0.08
     assert max(abs(p.error) for p in comparison.held_out(source_of)) < 0.35
+
+
+def test_the_range_is_that_of_the_published_runs_with_their_sources_held_out(
+    comparison: Comparison,
+) -> None:
+    ratios = sorted(1 + p.error for p in comparison.held_out(source_of))
+    inside = [RANGE[0] <= ratio <= RANGE[1] for ratio in ratios]
+    assert sum(inside) / len(inside) == pytest.approx(0.8, abs=1.5 / len(inside))
+    below = sum(ratio < RANGE[0] for ratio in ratios)
+    above = sum(ratio > RANGE[1] for ratio in ratios)
+    assert abs(below - above) <= 1
+    beyond = RANGE[0] - 0.02, RANGE[1] + 0.03
+    assert sum(beyond[0] <= ratio <= beyond[1] for ratio in ratios) >= sum(inside)
 
 
 def test_machines_have_the_slowdown_that_is_fitted(comparison: Comparison) -> None:

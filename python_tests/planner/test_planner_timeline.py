@@ -11,6 +11,7 @@ import pytest
 from axonn_ext.planner import Event, Job, Machine, Options, simulate, timeline
 from axonn_ext.planner.closed_forms import ClosedForms
 from axonn_ext.planner.costs import Costs
+from axonn_ext.planner.events import Timeline
 from axonn_ext.planner.job import violations
 from axonn_ext.planner.linear_passes import SUM_OF_BLOCKS
 from axonn_ext.planner.simulated import prepare
@@ -41,6 +42,12 @@ def jobs() -> list[Job]:
         )
         if not list(violations(Job(MODEL, grid, Options(layout=layout, micro_batches=parts), 64)))
     ]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def timelines() -> list[tuple[Job, Timeline]]:
+    """Whole steps of the jobs on one machine."""
+    return [(job, timeline(job, machine_of())) for job in jobs()]
 
 
 def in_sequence(job: Job) -> Job:
@@ -78,21 +85,20 @@ def test_a_step_is_computing_and_waiting() -> None:
         assert result.step_time_s == pytest.approx(result.compute_s + waiting, rel=1e-9)
 
 
-def test_streams_do_one_thing_at_a_time_in_order() -> None:
-    for job in jobs():
+def test_streams_do_one_thing_at_a_time_in_order(timelines: list[tuple[Job, Timeline]]) -> None:
+    for _, whole in timelines:
         ends: dict[str, float] = {}
-        for event in timeline(job, machine_of()).events:
+        for event in whole.events:
             assert event.start_s >= ends.get(event.stream, 0.0) - 1e-12
             assert event.end_s >= event.start_s
             ends[event.stream] = event.end_s
         assert "compute" in ends
 
 
-def test_the_events_are_the_program() -> None:
+def test_the_events_are_the_program(timelines: list[tuple[Job, Timeline]]) -> None:
     """Every product, and every collective that is not spared by a weight that is still held."""
-    for job in jobs():
-        program = make_program(job)
-        events = timeline(job, machine_of()).events
+    for job, whole in timelines:
+        program, events = make_program(job), whole.events
         tasks = [
             task
             for part, repeats in program.micro_batch()
@@ -119,11 +125,15 @@ def _is_free(task: object) -> bool:
     return not (task.matmul or task.scores or task.touched_bytes)  # type: ignore[attr-defined]
 
 
-def test_few_layers_and_micro_batches_tell_the_time_of_all() -> None:
+def test_few_layers_and_micro_batches_tell_the_time_of_all(
+    timelines: list[tuple[Job, Timeline]],
+) -> None:
     """2 %: buckets are whole in one and scaled in the other."""
-    for job in jobs():
-        for machine in (machine_of(), machine_of(hidden_share=0.9), machine_of(inter=2e9)):
-            quick, whole = simulate(job, machine), timeline(job, machine)
+    others = machine_of(hidden_share=0.9), machine_of(inter=2e9)
+    for number, (job, known) in enumerate(timelines):
+        other = others[number // 2 % 2]
+        for machine, whole in ((machine_of(), known), (other, timeline(job, other))):
+            quick = simulate(job, machine)
             assert quick.step_time_s == pytest.approx(whole.step_time_s, rel=0.02), job
             assert quick.compute_s == pytest.approx(whole.compute_s, rel=1e-6)
             assert not quick.events
@@ -146,12 +156,29 @@ def test_steps_that_are_simulated_together_are_what_each_is_by_itself() -> None:
             assert simulation.run_all_layers((1, 2, 3)) == apart, (job, stage)
 
 
-def test_closed_forms_are_the_schedule_where_nothing_overlaps() -> None:
+def test_more_sums_under_way_change_nothing_where_none_was_waited_for() -> None:
+    """So that a search need not simulate them."""
+    rng, found = random.Random(3), set()
+    for job in rng.sample([job for job in jobs() if job.options.overlap is not None], 60):
+        for machine in (machine_of(), machine_of(inter=3e9, hidden_share=0.9)):
+            steps = {}
+            for deferred in (0, 2, 4, 8):
+                overlap = dataclasses.replace(job.options.overlap, deferred=deferred)
+                options = dataclasses.replace(job.options, overlap=overlap)
+                steps[deferred] = simulate(dataclasses.replace(job, options=options), machine)
+            for deferred, step in steps.items():
+                others = [s for more, s in steps.items() if more > deferred]
+                found.add((step.deferred_binds, all(s == step for s in others)))
+    assert found == {(False, True), (True, False), (True, True)}
+
+
+def test_closed_forms_are_the_schedule_where_nothing_overlaps(
+    timelines: list[tuple[Job, Timeline]],
+) -> None:
     """3 %: the sums of biases and norms, and buckets' latencies, are not in them."""
     machine = machine_of()
-    for job in jobs():
+    for job, whole in timelines:
         if job.options.overlap is None:
-            whole = timeline(job, machine)
             closed = ClosedForms(machine).seconds(job) + whole.optimizer_s
             assert closed == pytest.approx(whole.step_time_s, rel=0.03), job
 
@@ -246,8 +273,11 @@ def test_a_bucket_crosses_data_once_all_of_its_gradients_are_there() -> None:
             assert several[-1].start_s >= max(computed, crossed) - 1e-9
 
 
-def test_prefetching_nothing_hides_no_gather() -> None:
-    job = job_of(GridShape(z=8, data=2), overlap=Overlap(prefetch=0, gathered_bytes=0))
+@pytest.mark.parametrize("gathered_bytes", [0, 4 << 20])
+def test_prefetching_nothing_hides_no_gather(gathered_bytes: int) -> None:
+    """Even where there is room for the next weights."""
+    overlap = Overlap(prefetch=0, gathered_bytes=gathered_bytes)
+    job = job_of(GridShape(z=8, data=2), overlap=overlap)
     events = timeline(job, machine_of()).events
     computing = [(e.start_s, e.end_s) for e in events if e.stream == "compute"]
     for gather in (e for e in events if e.name.endswith("all_gather") and e.stream == "z"):

@@ -84,13 +84,20 @@ def fastest_overlap(
     if _total(request, least) > limit:
         least = job
     best: Estimate | None = None
+    settled: set[tuple[int, int]] = set()  # what more sums under way do not change
     for deferred in DEFERRED:
         way = _with(least, deferred=deferred)
         if _total(request, way) > limit:
             break
         way = with_most_held(request, way)
+        assert way.options.overlap is not None
         for prefetch in reversed(PREFETCHES):
+            numbers = prefetch, way.options.overlap.gathered_bytes
+            if numbers in settled:
+                continue
             found = predict(_with(way, prefetch=prefetch))
+            if not found.deferred_binds:
+                settled.add(numbers)
             if best is None or found.step_time_s < best.step_time_s:
                 best = found
             waits = best.exposed_s.get("z", 0.0)
