@@ -72,30 +72,36 @@ void Machine::leave(Cta& cta, const Warp& last) {
 void Machine::check_is_last(const Cta& cta, const Warp& last) const {
   Clock known;
   for (const auto& warp : cta.warps) known.join(warp->clock);
-  const auto check = [&](uint32_t id, uint32_t time, const std::string& what) {
+  // `what` and the place at `where` are for the message.
+  const auto check = [&](uint32_t id, uint32_t time, const char* what, uint64_t where) {
     if (id == 0) return;
     const Actor& other = actors_[id];
     if ((other.cta == cta.id && !other.is_async) || known.has_seen(id, other.launch, time)) return;
     last.fail(MachineError::Kind::kRace,
-              "race: the CTA leaves, and nothing orders that after " + what + " by " +
+              "race: the CTA leaves, and nothing orders that after " + std::string(what) +
+                  " shared memory + " + std::to_string(where) + " by " +
                   (other.is_async ? "an asynchronous operation of warp " : "warp ") +
                   std::to_string(other.warp) +
                   (other.cta == cta.id ? "" : " of another CTA of its cluster"));
   };
   for (const auto& [offset, barrier] : cta.mbarriers) {
     for (const auto& arrival : barrier.remote_arrivals()) {
-      check(arrival.actor, arrival.time,
-            "the arrival at the mbarrier at shared memory + " + std::to_string(offset));
+      check(arrival.actor, arrival.time, "the arrival at the mbarrier at", offset);
     }
   }
   Granule checked;
-  for (size_t i = 0; i < cta.shared.granules.size(); ++i) {
+  for (uint64_t i = kVariablesStart / kGranuleBytes; i < cta.shared.granules.size(); ++i) {
     const Granule& granule = cta.shared.granules[i];
     if (granule == checked) continue;
+    const uint64_t where = i * kGranuleBytes;
+    if (granule.write != checked.write) {
+      check(granule.write.actor, granule.write.time, "the write of", where);
+    }
+    for (int read = 0; read < 2; ++read) {
+      const Mark& mark = granule.reads[read];
+      if (mark != checked.reads[read]) check(mark.actor, mark.time, "the read of", where);
+    }
     checked = granule;
-    const std::string where = " of shared memory + " + std::to_string(i * kGranuleBytes);
-    check(granule.write.actor, granule.write.time, "the write" + where);
-    for (const Mark& read : granule.reads) check(read.actor, read.time, "the read" + where);
   }
 }
 

@@ -19,6 +19,7 @@
 #include <cstring>
 #include <map>
 #include <memory>
+#include <optional>
 #include <set>
 #include <string>
 #include <utility>
@@ -194,12 +195,27 @@ void round_operands(const OperatorHandle& op, Stack& arguments) {
   }
 }
 
+// Makes fp32 of the operands of a product in 16 bits that returns a new tensor, for CPUs multiply
+// those one by one. Returns what the product is to be rounded to, once, as tensor cores do.
+std::optional<at::ScalarType> widen_operands(const OperatorHandle& op, Stack& arguments) {
+  const auto product = kProducts.find(op.operator_name().name);
+  if (product == kProducts.end() || !op.operator_name().overload_name.empty()) return std::nullopt;
+  const at::ScalarType type = arguments[0].toTensor().scalar_type();
+  if (type != at::kBFloat16 && type != at::kHalf) return std::nullopt;
+  for (size_t i = 0; i < product->second + 2; ++i) {
+    arguments[i] = arguments[i].toTensor().to(at::kFloat);
+  }
+  return type;
+}
+
 // --- Calls ---------------------------------------------------------------------------------------
 
 void call_cpu(const OperatorHandle& op, Stack& stack) {
   round_operands(op, stack);
   const at::AutoDispatchBelowADInplaceOrView guard;
+  const auto rounded_to = widen_operands(op, stack);
   op.redispatchBoxed(cpu_keys(), &stack);
+  if (rounded_to) stack.back() = stack.back().toTensor().to(*rounded_to);
 }
 
 cudaStream_t stream_of(c10::DeviceIndex device) {
