@@ -165,7 +165,7 @@ import json, math, os, torch
 from axonn_ext import _library
 from axonn_ext.verify.virtual import WORKSPACE, gathered
 ranks = _library.cuda.VirtualRanks(2, workspace_bytes=WORKSPACE, timeout_seconds=2.0)
-shards, others, _, _ = gathered(2, (512, 512, 256), "rows", torch.bfloat16, seed=1)
+shards, others, _, _ = gathered(2, (256, 256, 128), "rows", torch.bfloat16, seed=1)
 want = ranks.all_gather_matmul(shards, others)  # also loads the kernels
 sums = ranks.matmul_sum(want, [w.t() for w in want])
 graph = torch.cuda.CUDAGraph()

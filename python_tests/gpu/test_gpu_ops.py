@@ -108,7 +108,7 @@ def test_captured_in_a_graph(gpu_pool, world_size, algorithm):
 
 
 def check_auto_is_measured() -> list[tuple[str, str, tuple[str, ...]]]:
-    a, b = torch.randn(512, 256, device="cuda"), torch.randn(256, 128, device="cuda")
+    a, b = torch.randn(64, 64, device="cuda"), torch.randn(64, 32, device="cuda")
     axonn_ext.tuning.clear()
     with axonn_ext.warm_up():
         ops.matmul_all_reduce(a, b, dist.group.WORLD)
