@@ -32,6 +32,8 @@ ifneq ($(CCACHE_COMPILERS),)
   export CCACHE_SLOPPINESS := pch_defines,time_macros,include_file_mtime,include_file_ctime
   export PATH := $(CCACHE_COMPILERS):$(PATH)
 endif
+# Tests start many processes, which need not compile the same Python again.
+unexport PYTHONDONTWRITEBYTECODE
 # ninja comes from PyPI, into .venv.
 export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 

@@ -47,7 +47,7 @@ def test_equals_one_process(pool, name, layers) -> None:
     check(pool, 4, name, layers, FOUR, list(OPTIONS))
 
 
-@pytest.mark.parametrize(("number", "options"), enumerate(OPTIONS))
+@pytest.mark.parametrize(("number", "options"), list(enumerate(OPTIONS)))
 def test_sizes_that_nothing_divides(pool, number, options) -> None:
     """Of every schedule two grids, and of every grid two schedules or more."""
     shapes = [FOUR[(number + step) % len(FOUR)] for step in (0, 2)]
