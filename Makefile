@@ -97,7 +97,7 @@ cuda-check: python  ## build the CUDA code by README's commands, and check what 
 	@$(PYTHON) tools/cuda_check.py
 
 triton-check: build  ## run the Triton kernels in the interpreter, compile them for sm_80, sm_90, gfx90a, gfx942
-	$(VENV)/bin/python -m pytest -n 2 -m "triton and not gpu" --durations=5 python_tests/triton_kernels
+	$(VENV)/bin/python -m pytest -n 2 -m "triton and not gpu" --durations=5
 	$(VENV)/bin/python tools/triton_check.py
 
 matrix: python  ## build and test with several Pythons and torches (PYTHONS=... TORCHES="2.11 2.15")

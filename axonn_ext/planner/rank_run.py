@@ -74,7 +74,7 @@ class Gathers:
 
     def __init__(self, schedule: Schedule, prefetch: int, budget: float) -> None:
         self._uses, self._sums = schedule.uses, schedule.sums
-        self.prefetch, self._budget = prefetch, budget
+        self._prefetch, self._budget = prefetch, budget
         self._count, self._now = len(self._uses), 0  # of all uses; the number of the next one
         self.ends: list[float] = []
 
@@ -89,7 +89,7 @@ class Gathers:
         number, uses, sums = self._now, self._uses, self._sums
         self._now += 1
         begun, base, in_pass = len(self.ends), sums[number], uses[number].in_pass
-        stop, last = max(begun, number + 1), min(self._count, number + self.prefetch + 1)
+        stop, last = max(begun, number + 1), min(self._count, number + self._prefetch + 1)
         while stop < last:
             if sums[stop + 1] - base > self._budget or uses[stop].in_pass != in_pass:
                 break
@@ -97,7 +97,7 @@ class Gathers:
         return uses[begun:stop]
 
     def end_of_last(self) -> float:
-        """Returns when the gather of the last use ends that has begun."""
+        """Returns when the gather of the use that has begun last ends."""
         return self.ends[self._now - 1]
 
 
@@ -110,7 +110,7 @@ class Run:
     def __init__(self, axes: WireAxes, *, overlaps: bool, records: bool) -> None:
         self._overlaps, self._on_z, self._records = overlaps, axes.on_z, records
         self._z_uses_data = "z" in axes.on_data
-        self._now = self._backward_from = self._computed = 0.0
+        self._now = self._backward_from = 0.0
         self._z_free = self._behind = 0.0
         self._used = 0.0  # the seconds in which other axes used the data axis' wire
         self._z_exposed = 0.0

@@ -37,16 +37,17 @@ def _call(function: str, sizes: tuple[int, ...], fields: dict[str, Any]) -> Any:
     return getattr(module, function)(module.FusedCase(*sizes, **fields))
 
 
-def sizes_of(arriving: str, gathered: int, other: int) -> tuple[int, int, int]:
+def sizes_of(arriving: str, gathered: int, one: int, other: int) -> tuple[int, int, int]:
     """m, n and k of a product of which so many rows, columns or steps of k are gathered."""
-    m, n = {"rows": (gathered, other), "columns": (other, gathered)}.get(arriving, (other, other))
-    return m, n, other if gathered in (m, n) else gathered
+    if arriving == "rows":
+        return gathered, one, other
+    return (one, gathered, other) if arriving == "columns" else (one, other, gathered)
 
 
 @pytest.mark.parametrize("arriving", FORMS)
 @pytest.mark.parametrize(("world_size", "dtype"), [(2, "bf16"), (2, "fp16"), (4, "bf16")])
 def test_a_gather(cases, arriving, world_size, dtype):
-    sizes = sizes_of(arriving, 84, 17)
+    sizes = sizes_of(arriving, 84, 17, 20)
     assert cases("run_gather", world_size, *sizes, arriving=arriving, dtype=dtype) == []
 
 
@@ -71,7 +72,7 @@ def test_a_gather_of_any_shape(cases, arriving, sizes, fields):
 @pytest.mark.parametrize("world_size", [2, 3])
 def test_chunks_may_arrive_in_any_order(cases, arriving, world_size):
     fields = {"arriving": arriving, "chunks": 3, "programs": 2}
-    assert cases("gather_orders", world_size, *sizes_of(arriving, 96, 32), **fields) == []
+    assert cases("gather_orders", world_size, *sizes_of(arriving, 96, 32, 32), **fields) == []
 
 
 @pytest.mark.parametrize("arriving", ["rows", "inner"])
@@ -121,6 +122,15 @@ def test_a_chunk_that_does_not_come_is_recorded(cases, arriving):
     assert cases("gather_without_a_peer", 2, 80, 80, 80, **fields) == {
         "state": 2, "rank": 0, "peer": 1, "chunk": 1, "expected": 7, "seen": 6
     }  # fmt: skip
+
+
+@pytest.mark.parametrize("arriving", ["rows", "columns"])
+def test_a_tile_waits_for_the_chunk_in_which_it_ends(cases, arriving):
+    # The missing chunk lies in the last tile, which begins in a chunk that is there.
+    fields = {"arriving": arriving, "chunk_tile": 52, "config": TileConfig(32, 32, 16, 4, 2),
+              "programs": 1, "first_epoch": 6, "timeout": 50}  # fmt: skip
+    record = cases("gather_without_a_peer", 2, *sizes_of(arriving, 160, 32, 16), **fields)
+    assert (record["state"], record["peer"], record["chunk"]) == (2, 1, 1)
 
 
 def through_the_ops() -> list[str]:
