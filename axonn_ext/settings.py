@@ -192,7 +192,7 @@ def launch_environment(
     most = MAX_WORLD_SIZE if problems else world_size
     local_world_size = whole("LOCAL_WORLD_SIZE", world_size, 1, most)
     run_id = environment.get("TORCHELASTIC_RUN_ID", "")
-    ours = re.match(rf"{LAUNCHED_BY_US}(\d+)-", run_id)
+    ours = re.match(rf"{LAUNCHED_BY_US}(\d+)", run_id)
     rank = whole("RANK", 0, 0, most - 1)
     here = LaunchEnvironment(
         rank=rank,

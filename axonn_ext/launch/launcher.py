@@ -1,25 +1,24 @@
-"""Starts the processes of a job on this machine, as torchrun would, and says how they ended."""
+"""Starts the processes of a job on this machine, and says how they ended."""
 
 from __future__ import annotations
 
-import logging
 import os
-import re
+import runpy
 import signal
 import sys
 import tempfile
-import uuid
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from multiprocessing import get_context
+from multiprocessing.context import ForkProcess
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, NoReturn
 
-from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
-from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
-from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+import torch
 
-from axonn_ext.launch import rendezvous
 from axonn_ext.launch.limits import allow_open_files
 from axonn_ext.settings import LAUNCHED_BY_US
 from axonn_ext.terminal.errors import OutputClosed, TrainingError, WorkerUserError
@@ -31,7 +30,10 @@ SIGNAL_HINTS: dict[int, str] = {
     signal.SIGSEGV: "; please report this with the command that was run",
 }
 ENDING_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
-AGENT_LOGGERS = ("torch.distributed.elastic", "torch.distributed.elastic.agent.server.api")
+LOOK_SECONDS = 0.1
+END_SECONDS = 30.0  # in which a rank may end after a signal
+GPU_DRIVERS = ("/dev/nvidia-uvm", "/dev/kfd")  # files that CUDA and ROCm have open
+_Handler = Callable[[int, FrameType | None], Any] | int | None  # of a signal
 
 
 def launch(
@@ -39,8 +41,10 @@ def launch(
 ) -> None:
     """Runs `python -m axonn_ext ARGUMENTS` in each of `num_processes` processes until all end.
 
-    The processes write to this terminal. When one fails, the others are ended. forwarded: signals
-    that the processes get, and that do not end the job otherwise.
+    They are forks of this process, so that a host reads the files of Python and torch once, not
+    once a rank. The processes write to this terminal. When one fails, the others are ended.
+
+    forwarded: signals that the processes get, and that do not end the job otherwise.
 
     Raises:
         WorkerUserError: the processes ended with exit status 2, after printing why.
@@ -50,105 +54,188 @@ def launch(
         KeyboardInterrupt: the user stopped the job; the processes have ended.
     """
     allow_open_files(num_processes, serves=True)
-    # The agent logs each process that it ends. The error that is raised here says what matters.
-    for name in AGENT_LOGGERS:
-        logging.getLogger(name).setLevel(logging.CRITICAL)
-    rendezvous.register()
+    ranks: list[ForkProcess] = []
     with tempfile.TemporaryDirectory(prefix="axonn_ext_") as folder:  # for this user alone
         store = Path(folder) / "store"
         store.touch()
-        config = LaunchConfig(
-            min_nodes=1,
-            max_nodes=1,
-            nproc_per_node=num_processes,
-            run_id=f"{LAUNCHED_BY_US}{os.getpid()}-{uuid.uuid4().hex}",
-            rdzv_backend=rendezvous.BACKEND,
-            rdzv_endpoint=str(store),
-            max_restarts=0,
-            logs_specs=DefaultLogsSpecs(log_dir=folder),
-            signals_to_handle=",".join(
-                number.name for number in ENDING_SIGNALS if number not in forwarded
-            ),
-        )
         try:
-            with _forwarding(forwarded):
-                elastic_launch(config, sys.executable)("-m", "axonn_ext", *arguments)
-        except ChildFailedError as error:
-            raise _failure(error.failures) from None
-        except SignalException as error:
-            if error.sigval == signal.SIGINT:
+            with _handling(forwarded, ranks) as handlers:
+                _start(ranks, num_processes, arguments, store, handlers)
+                failed = _first_failures(ranks)
+                _end(ranks, signal.SIGTERM)
+        except _Ended as ended:
+            _end(ranks, ended.signal)
+            if ended.signal == signal.SIGINT:
                 raise KeyboardInterrupt from None
-            if error.sigval == signal.SIGHUP:  # sent by a rank that cannot print, or the terminal
+            if ended.signal == signal.SIGHUP:  # sent by a rank that cannot print, or the terminal
                 raise OutputClosed from None
-            raise TrainingError(f"the job was ended by {error.sigval.name}") from None
+            raise TrainingError(f"the job was ended by {ended.signal.name}") from None
+        finally:
+            _end(ranks, signal.SIGKILL)
+    if failed:
+        raise _failure(failed, num_processes)
+
+
+class _Ended(Exception):
+    """A signal has ended the job."""
+
+    def __init__(self, number: int) -> None:
+        self.signal = signal.Signals(number)
 
 
 @contextmanager
-def _forwarding(signals: Sequence[signal.Signals]) -> Iterator[None]:
-    """Passes these signals on to the processes that this one has started.
+def _handling(
+    forwarded: Sequence[signal.Signals], ranks: Sequence[ForkProcess]
+) -> Iterator[dict[int, _Handler]]:
+    """Passes these signals on to the ranks, and raises _Ended for others that end a job.
 
-    One that this process has ignored so far is meant to end no process: it is passed on only to
-    those that listen to it by now.
+    One that this process ignores, as behind nohup, ends no job; it is passed on to the ranks, which
+    ignore it, too, until they handle it. Gives the handlers that this process had before.
     """
 
-    def pass_on(number: int, frame: FrameType | None) -> None:
-        try:
-            # Those that the main thread has started, whose number is that of the process.
-            children = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
-        except OSError:
-            children = []
-        if before[number] == signal.SIG_IGN:
-            children = [child for child in children if _handles(child, number)]
-        elif not children:  # the job ends, as it would without this
-            raise SignalException("nothing is started", sigval=signal.Signals(number))
-        for child in children:
-            with suppress(ProcessLookupError):  # it has just ended
-                os.kill(int(child), number)
+    def handle(number: int, frame: FrameType | None) -> None:
+        if number not in forwarded or not ranks:
+            raise _Ended(number)
+        for rank in _running(ranks):
+            os.kill(_pid(rank), number)
 
-    before: dict[int, Any] = {number: signal.signal(number, pass_on) for number in signals}
+    heard: set[int] = {*ENDING_SIGNALS, *forwarded}
+    before = {number: signal.getsignal(number) for number in heard}
+    for number in heard:
+        if before[number] != signal.SIG_IGN or number in forwarded:
+            signal.signal(number, handle)
     try:
-        yield
+        yield before
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
 
 
-def _handles(process: str, number: int) -> bool:
-    """Whether a process has a handler for a signal."""
+def _start(
+    ranks: list[ForkProcess],
+    num_processes: int,
+    arguments: Sequence[str],
+    store: Path,
+    handlers: Mapping[int, _Handler],
+) -> None:
+    """Starts the processes, and adds them to `ranks`. Signals wait until all are in it."""
+    job = {
+        "WORLD_SIZE": str(num_processes),
+        "LOCAL_WORLD_SIZE": str(num_processes),
+        "GROUP_WORLD_SIZE": "1",
+        "MASTER_ADDR": str(store),
+        "MASTER_PORT": "0",
+        "TORCHELASTIC_RUN_ID": f"{LAUNCHED_BY_US}{os.getpid()}",
+    }
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, handlers)
     try:
-        status = Path(f"/proc/{process}/status").read_text()
+        for rank in range(num_processes):
+            place = {**job, "RANK": str(rank), "LOCAL_RANK": str(rank)}
+            process = get_context("fork").Process(
+                target=_be_rank,
+                args=(arguments, place, handlers, mask, threading.active_count()),
+            )
+            process.start()
+            ranks.append(process)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+
+def _be_rank(
+    arguments: Sequence[str],
+    place: Mapping[str, str],
+    handlers: Mapping[int, _Handler],
+    mask: Iterable[int],
+    num_threads: int,
+) -> NoReturn:
+    """Runs the command in a fork of the launcher, which is a session of its own.
+
+    num_threads: the threads of the launcher that Python has started.
+    """
+    os.setsid()
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
+    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+    os.environ.update(place)
+    if not _is_whole(num_threads):
+        os.execv(sys.executable, [sys.executable, "-m", "axonn_ext", *arguments])
+    sys.argv[1:] = arguments
+    runpy.run_module("axonn_ext", run_name="__main__")
+    raise AssertionError("the command ends the process")
+
+
+def _is_whole(num_threads: int) -> bool:
+    """Whether this fork can do what a new process can.
+
+    It cannot use GPUs if its parent has, nor OpenMP if its parent has a pool of threads. Python's
+    locks survive, so that its own threads are no obstacle; those of OpenBLAS end before a fork.
+    """
+    try:
+        threads = os.listdir(f"/proc/{os.getppid()}/task")
+        files = [os.path.realpath(f"/proc/self/fd/{file}") for file in os.listdir("/proc/self/fd")]
     except OSError:
         return False
-    caught = re.search(r"^SigCgt:\s*([0-9a-f]+)$", status, re.MULTILINE)
-    return caught is not None and bool(int(caught[1], 16) >> (number - 1) & 1)
+    used_gpu = torch.cuda._is_in_bad_fork() or any(driver in files for driver in GPU_DRIVERS)
+    return len(threads) <= num_threads and not used_gpu
 
 
-def _failure(failures: Mapping[int, ProcessFailure]) -> Exception:
-    """Returns the exception for the failure that came first."""
-    if any(failure.exitcode == USER_ERROR_STATUS for failure in failures.values()):
+def _first_failures(ranks: Sequence[ForkProcess]) -> dict[int, ForkProcess]:
+    """Waits until one has failed or all have ended; returns those that have failed, by rank."""
+    while True:
+        running = _running(ranks)
+        failed = {rank: process for rank, process in enumerate(ranks) if process.exitcode}
+        if failed or not running:
+            return failed
+        time.sleep(LOOK_SECONDS)
+
+
+def _end(ranks: Sequence[ForkProcess], number: signal.Signals) -> None:
+    """Sends a signal to those that run, and to what they have started; waits a while."""
+    for rank in _running(ranks):
+        try:
+            os.killpg(_pid(rank), number)
+        except ProcessLookupError:  # it is about to make its group
+            os.kill(_pid(rank), number)
+    deadline = time.monotonic() + END_SECONDS
+    while _running(ranks) and time.monotonic() < deadline:
+        time.sleep(LOOK_SECONDS / 10)
+
+
+def _running(ranks: Sequence[ForkProcess]) -> list[ForkProcess]:
+    return [rank for rank in ranks if rank.exitcode is None]
+
+
+def _pid(rank: ForkProcess) -> int:
+    assert rank.pid is not None
+    return rank.pid
+
+
+def _failure(failed: Mapping[int, ForkProcess], num_processes: int) -> Exception:
+    """Returns the exception for the failure that is taken for the first."""
+    statuses = {rank: process.exitcode or 0 for rank, process in failed.items()}
+    if USER_ERROR_STATUS in statuses.values():
         return WorkerUserError()
-    rank = min(failures, key=lambda rank: (_blame(failures[rank]), failures[rank].timestamp, rank))
-    failure = failures[rank]
-    if failure.exitcode < 0:
-        how = f"was killed by {failure.signal_name()}"
-        hint = SIGNAL_HINTS.get(-failure.exitcode, "")
+    rank = min(statuses, key=lambda rank: (_blame(statuses[rank]), rank))
+    status, hint = statuses[rank], ""
+    if status < 0:
+        how = f"was killed by {signal.Signals(-status).name}"
+        hint = SIGNAL_HINTS.get(-status, "")
     else:
-        how = f"failed with exit status {failure.exitcode}"
-        hint = ""
-        if failure.exitcode == FAILED_STATUS:
+        how = f"failed with exit status {status}"
+        if status == FAILED_STATUS:
             hint = f"; its message is above, after [rank {rank}]"
-    others = len(failures) - 1
-    ended = f"; the other {others} were ended" if others else ""
-    return TrainingError(f"rank {rank} (pid {failure.pid}) {how}{ended}{hint}")
+    others = num_processes - 1
+    ended = f"; the other {others} ended, too" if others else ""
+    return TrainingError(f"rank {rank} (pid {failed[rank].pid}) {how}{ended}{hint}")
 
 
-def _blame(failure: ProcessFailure) -> int:
+def _blame(status: int) -> int:
     """Returns a sort key: the failure with the smallest one is taken for the first.
 
     The keys are 0 for a signal, 1 for an error and 2 for a process that the job itself ended. A
-    process that is killed from outside makes its peers fail, sometimes before the agent looks, so a
-    signal comes before an error. SIGABRT counts as an error, since C++ ends with it on errors.
+    process that is killed from outside makes its peers fail, sometimes before the launcher looks,
+    so a signal comes before an error. SIGABRT counts as an error, since C++ ends with it on errors.
     """
-    if failure.exitcode == -signal.SIGTERM:
+    if status == -signal.SIGTERM:
         return 2
-    return 0 if failure.exitcode < 0 and failure.exitcode != -signal.SIGABRT else 1
+    return 0 if status < 0 and status != -signal.SIGABRT else 1

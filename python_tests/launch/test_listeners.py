@@ -5,9 +5,11 @@ from __future__ import annotations
 import ipaddress
 import json
 import os
+import shutil
 import signal
 import stat
 import subprocess
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -43,36 +45,40 @@ def as_nobody(attempt: str, store: str) -> str:
     return done.stderr
 
 
-def look_at_job(command: Sequence[str], folder: Path) -> tuple[int, dict[int, set[str]], str]:
-    """The pid of a job that trains, the listeners of its processes, and the store of its ranks."""
+def look_at_job(
+    command: Sequence[str], folder: Path
+) -> tuple[int, dict[int, set[str]], list[Path]]:
+    """The pid of a job that trains, the listeners of its processes, and the files of its store."""
+    temporary = Path(tempfile.mkdtemp())
+    temporary.chmod(0o755)  # what is in it must protect itself
     options = small(train__steps=1_000_000, train__eval_interval=0)
     job = subprocess.Popen(
         [*command, "train", "--out", str(folder), "--grid", "x=2", *options],
-        env=environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        env=environment() | {"TMPDIR": str(temporary)},
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
     )  # fmt: skip
     try:
         wait_until(lambda: len(losses(folder)) > 0 or job.poll() is not None, "a step")
         assert job.poll() is None, job.communicate()[0]
         found, ranks = listeners(family(job.pid)), processes_with(str(folder))
         assert ranks.keys() <= found.keys(), "gloo has listeners"
-        variables = Path(f"/proc/{min(ranks)}/environ").read_text().split("\0")
-        store = next(v for v in variables if v.startswith("MASTER_ADDR="))
-        store = store.removeprefix("MASTER_ADDR=")
-        if Path(store).exists():  # not under torchrun
-            assert stat.S_IMODE(Path(store).parent.stat().st_mode) == 0o700
-            refused = [as_nobody(attempt, store) for attempt in TRIES if os.getuid() == 0]
+        stores = list(temporary.glob("axonn_ext_*/store"))
+        for store in stores:
+            assert stat.S_IMODE(store.parent.stat().st_mode) == 0o700
+            refused = [as_nobody(attempt, str(store)) for attempt in TRIES if os.getuid() == 0]
             assert all("Permission denied" in answer for answer in refused), refused
     finally:
         job.send_signal(signal.SIGTERM)
         job.communicate(timeout=HANG_SECONDS)
-    return job.pid, found, store
+        shutil.rmtree(temporary)
+    return job.pid, found, stores
 
 
 @pytest.mark.long
 def test_a_job_of_ours_listens_on_loopback_alone(tmp_path: Path) -> None:
-    launcher, found, store = look_at_job(AXONN, tmp_path / "run")
+    launcher, found, stores = look_at_job(AXONN, tmp_path / "run")
     assert launcher not in found, "its ranks meet in a file"
-    assert Path(store).is_absolute() and not Path(store).parent.exists(), "it is gone"
+    assert len(stores) == 1 and not stores[0].parent.exists(), "it is gone"
     addresses = set().union(*found.values())
     assert all(map(on_loopback, addresses)), found
 

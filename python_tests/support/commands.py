@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -100,12 +101,11 @@ def processes_with(argument: str) -> dict[int, int]:
     for entry in Path("/proc").glob("[0-9]*"):
         try:
             arguments = (entry / "cmdline").read_bytes().decode(errors="replace").split("\0")
-            variables = (entry / "environ").read_bytes().decode(errors="replace").split("\0")
+            rank = re.match(r"axonn rank (\d+)", (entry / "comm").read_text())
         except OSError:
             continue  # it has ended, or is not ours
-        ranks = [v.removeprefix("RANK=") for v in variables if v.startswith("RANK=")]
-        if ranks and any(argument in a for a in arguments):
-            found[int(entry.name)] = int(ranks[0])
+        if rank and any(argument in a for a in arguments):
+            found[int(entry.name)] = int(rank[1])
     return found
 
 

@@ -1,0 +1,85 @@
+"""Ranks that are forks of their launcher, and what it says of those that fail."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+from axonn_ext.launch import launcher
+from axonn_ext.terminal.errors import TrainingError, WorkerUserError
+from commands import environment
+from limits import HANG_SECONDS
+
+# A rank that is a fork has what the launcher has set; one that is a new process has not.
+SCRIPT = """
+import sys, threading, time
+import torch
+import axonn_ext.cli.main
+from axonn_ext.launch.launcher import launch
+sys.modules["axonn_ext.cli.main"].__version__ = "of the launcher"
+if sys.argv[1] == "python":
+    threading.Thread(target=time.sleep, args=(1,), daemon=True).start()
+if sys.argv[1] == "torch":
+    torch.set_num_threads(2)
+    torch.ones(1 << 20).exp()
+launch(2, ["--version"])
+"""
+
+
+@pytest.mark.parametrize(("threads", "forked"), [("no", True), ("python", True), ("torch", False)])
+def test_ranks_are_forks_where_they_can_do_all(threads: str, forked: bool) -> None:
+    """After a fork of a process with a pool of OpenMP's threads, OpenMP would wait for them."""
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT, threads], env=environment(), capture_output=True, text=True,
+        timeout=HANG_SECONDS,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, "")
+    lines = done.stdout.splitlines()
+    assert len(lines) == 2 and all(line.startswith("axonn-ext ") for line in lines)
+    assert [line == "axonn-ext of the launcher" for line in lines] == [forked, forked]
+
+
+@pytest.mark.parametrize("ignored", [False, True])
+def test_a_signal_that_is_ignored_ends_no_job(ignored: bool) -> None:
+    """As behind nohup."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN if ignored else signal.SIG_DFL)
+    try:
+        with launcher._handling((), []):
+            if ignored:
+                os.kill(os.getpid(), signal.SIGHUP)
+            else:
+                with pytest.raises(launcher._Ended) as ended:
+                    os.kill(os.getpid(), signal.SIGHUP)
+                assert ended.value.signal == signal.SIGHUP
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+@pytest.mark.parametrize(
+    ("statuses", "said"),
+    [
+        ({3: 1}, r"rank 3 \(pid 103\) failed with exit status 1; the other 3 ended, too; its"),
+        ({1: 1, 2: -signal.SIGKILL}, r"rank 2 .* was killed by SIGKILL; .*memory ran out"),
+        ({1: -signal.SIGABRT, 2: -signal.SIGSEGV}, "rank 2 .* SIGSEGV; .*please report"),
+        ({1: -signal.SIGABRT, 2: 1}, "rank 1 .* was killed by SIGABRT"),
+        ({0: -signal.SIGTERM, 2: -signal.SIGABRT}, "rank 2 .* was killed by SIGABRT"),
+        ({2: 7, 3: 1}, "rank 2 .* failed with exit status 7"),
+    ],
+)
+def test_the_failure_that_came_first_is_told(statuses: dict[int, int], said: str) -> None:
+    """Peers of a killed rank fail, too, and C++ aborts on errors; neither is the cause."""
+    failed = {
+        rank: SimpleNamespace(exitcode=status, pid=100 + rank) for rank, status in statuses.items()
+    }
+    with pytest.raises(TrainingError, match=said):
+        raise launcher._failure(failed, 4)
+
+
+def test_a_user_error_was_printed_by_its_rank() -> None:
+    failed = {0: SimpleNamespace(exitcode=1, pid=1), 1: SimpleNamespace(exitcode=2, pid=2)}
+    assert isinstance(launcher._failure(failed, 2), WorkerUserError)
