@@ -154,6 +154,24 @@ class Layout:
                 at[axis] = places[place]
         return _rank_at(self.grid, at)
 
+    def path(self, rank: int) -> Iterator[tuple[str, int]]:
+        """Yields the axes, in order, along which copies of the owner's blocks reach this rank.
+
+        Each with the place of the rank on the axis that has the blocks already. The other ranks on
+        the axis do the same at that point of their paths, also those that `where` does not name;
+        only along pipe, they are those that `where` names, and the place is one among them.
+        """
+        here, split = coords(self.grid, rank), self._split
+        source = coords(self.grid, self._owner(here))
+        sizes = {axis: self._size(axis) for axis in AXES if axis not in split}
+        if stages := self.where.get("pipe"):
+            sizes["pipe"], source["pipe"] = len(stages), stages.index(source["pipe"])
+            here["pipe"] = stages.index(here["pipe"])
+        axes = [axis for axis, size in sizes.items() if size > 1]
+        for number, axis in enumerate(axes, 1):
+            if all(here[later] == source[later] for later in axes[number:]):
+                yield axis, source[axis]
+
     def blocks_of(self, file: str) -> Iterator[Block]:
         """Yields the blocks that a rank writes to its file."""
         rank = int(file.removeprefix("rank-").removesuffix(".safetensors"))

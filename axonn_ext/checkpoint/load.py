@@ -11,8 +11,9 @@ from torch import nn
 
 from axonn_ext.checkpoint.errors import CheckpointError, RanksMissing
 from axonn_ext.checkpoint.folder import last_good
-from axonn_ext.checkpoint.manifest import DTYPES, Manifest, read_manifest
+from axonn_ext.checkpoint.manifest import DTYPES, Manifest, StoredTensor, dtype_name, read_manifest
 from axonn_ext.checkpoint.ranks import Ranks
+from axonn_ext.checkpoint.replicas import Replicas
 from axonn_ext.checkpoint.shards import Shard
 from axonn_ext.checkpoint.state import (
     Optimizer,
@@ -24,8 +25,10 @@ from axonn_ext.checkpoint.state import (
     random_shards,
     set_optimizer_state,
     set_random_state,
+    stage_of,
 )
 from axonn_ext.checkpoint.storage import read_shards
+from axonn_ext.checkpoint.tables import agreed_tables
 from axonn_ext.inputs.errors import first_of
 from axonn_ext.optim import AdamW
 
@@ -42,16 +45,18 @@ def load(
 ) -> dict[str, Any]:
     """Reads a checkpoint on all ranks together; returns its `extra`.
 
-    It may have been written on any grid, in any layout and dtype: each rank reads what it needs of
-    the files, which are mapped into memory. Values are cast to the dtypes of the model.
+    It may have been written on any grid, in any layout and dtype: of the ranks that need a block,
+    one reads what it needs of the files, which are mapped into memory, and tells the others. Values
+    are cast to the dtypes of the model.
 
     optimizer: one over the same parameters, in as many groups, as was saved. Without, what the
     checkpoint has of one is left out.
     options: also sets the optimizer's options, such as lr. random: also sets the state of random
     numbers, if the job has as many ranks as the one that wrote it.
 
-    Call it between steps; with axonn_ext.overlap, after `end_step`. Collectives: with ZeRO, those
-    of `AdamW.write_back`; ranks agree in the store. Raises CheckpointError, on every rank, if the
+    Call it between steps; with axonn_ext.overlap, after `end_step`. Collectives: broadcasts in the
+    groups of the model's grid, or else in the world; with ZeRO, those of `AdamW.write_back`; ranks
+    agree in the store. Raises CheckpointError, on every rank, if the
     checkpoint is damaged or is one of another model; the message names tensors and shapes. If it
     is raised while tensors are read, some of the model's have the checkpoint's values already.
     """
@@ -78,8 +83,16 @@ def _load(
                 )
 
     ranks.agreed(complete)
+    replicas = Replicas(model, targets)
+    tables = {
+        name: StoredTensor(dtype_name(targets[name].dtype), layout)
+        for name, layout in replicas.layouts.items()
+        if not name.startswith("rng.")
+    }
+    agreed_tables(tables, stage_of(model), ranks)
     with _offering(folder, ranks):
-        ranks.agreed(lambda: read_shards(folder, manifest, targets, beat=ranks.beat))
+        ranks.agreed(lambda: read_shards(folder, manifest, replicas.own, beat=ranks.beat))
+    replicas.spread()
     if isinstance(optimizer, AdamW):
         optimizer.write_back()
     if optimizer is not None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from axonn_ext.checkpoint.layout import Layout
+from axonn_ext.checkpoint.layout import Layout, in_turn
 from axonn_ext.checkpoint.runs import Offsets
 
 
@@ -38,3 +38,11 @@ class Shard:
         """The only block."""
         (tensor,) = self.blocks.values()
         return tensor
+
+
+def with_turns(shards: Mapping[str, Shard]) -> dict[str, Layout]:
+    """Returns the layouts, with turns of the ranks that hold the same blocks."""
+    return in_turn(
+        {name: shard.layout for name, shard in shards.items()},
+        {name: shard.dtype.itemsize for name, shard in shards.items()},
+    )

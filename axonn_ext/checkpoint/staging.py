@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 from axonn_ext._version import __version__
 from axonn_ext.checkpoint.errors import CheckpointError
-from axonn_ext.checkpoint.layout import Layout, in_turn
+from axonn_ext.checkpoint.layout import Layout
 from axonn_ext.checkpoint.manifest import DTYPES, StoredTensor, block_key, dtype_name
-from axonn_ext.checkpoint.shards import Shard
+from axonn_ext.checkpoint.shards import Shard, with_turns
 from axonn_ext.checkpoint.state import (
     Optimizer,
     model_shards,
@@ -106,10 +106,7 @@ def _layouts(shards: Mapping[str, Shard]) -> dict[str, Layout]:
             raise CheckpointError(
                 f"{name}: expected a dtype of {', '.join(DTYPES)}, got {dtype_name(shard.dtype)}"
             )
-    return in_turn(
-        {name: shard.layout for name, shard in shards.items()},
-        {name: shard.dtype.itemsize for name, shard in shards.items()},
-    )
+    return with_turns(shards)
 
 
 def _written_blocks(

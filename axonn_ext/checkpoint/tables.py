@@ -1,4 +1,4 @@
-"""Ranks compare which tensors they save, before anything is written."""
+"""Ranks compare which tensors they save or load, before they do it."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def agreed_tables(
             {str(ranks.rank): own} if ranks.rank in both else {}, operator.or_,
             lambda shown: first_of([*_differences(both, shown)], _MOST_NAMES),
         )  # fmt: skip
-        raise CheckpointError(f"ranks {both[0]} and {both[1]} save different tensors: {problem}")
+        raise CheckpointError(f"ranks {both[0]} and {both[1]} have different tensors: {problem}")
     found: dict[str, StoredTensor] = {}
 
     def join() -> None:

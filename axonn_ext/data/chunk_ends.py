@@ -5,19 +5,18 @@ A file has 64-bit words and then their SHA-256. Its name has a digest of what th
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import os
 import re
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import BinaryIO, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-_CLAIM_SECONDS = 600.0  # after which the process that began to write a table has surely ended
 _DIGEST_BYTES = hashlib.sha256().digest_size
 
 
@@ -33,8 +32,9 @@ def kept(
 ) -> NDArray[np.int64]:
     """Returns the table that `compute` returns, read from the shelf if it is there.
 
-    One process keeps a table that is new; it removes those of changed files and past epochs. Where
-    nothing can be written, nothing is kept.
+    One process computes a table that is new, while others on the host that ask for it wait. It
+    removes those of changed files and past epochs. If it ends without a table, each that has waited
+    computes its own. Where nothing can be written, nothing is kept, and each process computes.
 
     shelf: None keeps nothing. depends_on: what else the table depends on; has a stable repr.
     """
@@ -43,13 +43,29 @@ def kept(
     key = hashlib.sha256(repr((shelf.identity, depends_on)).encode()).hexdigest()[:16]
     own = f"{_short(shelf.identity)}-{key}-"
     path = shelf.folder / f"{own}{epoch}.ends"
+    partial = path.with_suffix(".partial")
     with suppress(OSError, ValueError):
         return _read(path)
-    table = compute()
-    with suppress(OSError):
-        if _keep(path, table):
-            _remove_others(path, own, epoch)
-    return table
+    try:
+        shelf.folder.mkdir(exist_ok=True)
+        file = os.fdopen(os.open(partial, os.O_RDWR | os.O_CREAT, 0o666), "r+b")
+    except OSError:
+        return compute()
+    with file:
+        is_first = _lock(file)
+        try:
+            with suppress(OSError, ValueError):
+                return _read(path)
+            table = compute()
+            with suppress(OSError):
+                if is_first:
+                    _write(file, table)
+                    partial.rename(path)
+                    _remove_others(path, own, epoch)
+            return table
+        finally:
+            with suppress(OSError):
+                partial.unlink()
 
 
 def _short(identity: str) -> str:
@@ -65,26 +81,26 @@ def _read(path: Path) -> NDArray[np.int64]:
     return np.frombuffer(words, dtype="<i8")
 
 
-def _keep(path: Path, table: NDArray[np.int64]) -> bool:
-    """Writes the file, unless another process does; returns whether it has."""
-    path.parent.mkdir(exist_ok=True)
-    partial = path.with_suffix(".partial")
-    with suppress(FileNotFoundError):
-        if time.time() - partial.stat().st_mtime > _CLAIM_SECONDS:
-            partial.unlink()
-    try:
-        descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
-    except FileExistsError:
-        return False
-    try:
-        words = table.astype("<i8").tobytes()
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(words + hashlib.sha256(words).digest())
-        partial.rename(path)
-    except OSError:
-        partial.unlink(missing_ok=True)
-        raise
+def _lock(file: BinaryIO) -> bool:
+    """Returns True if no other process has the file locked; else waits for its end.
+
+    The system unlocks the file when the process ends. File systems without locks lock nothing.
+    """
+    with suppress(OSError):
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            fcntl.flock(file, fcntl.LOCK_SH)
+            return False
     return True
+
+
+def _write(file: BinaryIO, table: NDArray[np.int64]) -> None:
+    """Writes the file; without locks, several processes may, but all write the same bytes."""
+    words = table.astype("<i8").tobytes()
+    file.write(words + hashlib.sha256(words).digest())
+    file.truncate()  # an earlier process may have left more
+    file.flush()
 
 
 def _remove_others(path: Path, own: str, epoch: int) -> None:

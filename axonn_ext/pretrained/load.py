@@ -1,4 +1,4 @@
-"""Loads a Hugging Face model onto a grid: each rank reads its blocks alone."""
+"""Loads a Hugging Face model onto a grid: each block is read by one of the ranks that hold it."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from axonn_ext.checkpoint.replicas import Replicas
+from axonn_ext.checkpoint.state import model_shards
 from axonn_ext.grid import Grid
 from axonn_ext.inputs.errors import InputError
 from axonn_ext.inputs.files import read_json
@@ -57,8 +59,9 @@ def from_pretrained(
     config.json says; only where positions are rotary. stages: which blocks each stage of the grid's
     pipeline has; see Transformer.
 
-    Each rank maps the files and reads the slices that it needs. Collectives: an all-gather of
-    whether a rank failed. A digest of the files is compared through the c10d store.
+    Of the ranks that hold a block, one maps the files and reads the slices of it. Collectives: an
+    all-gather of whether a rank failed, and broadcasts of the blocks in the grid's groups. A digest
+    of the files is compared through the c10d store.
 
     Raises:
         InputError (a ValueError): a file or tensor is missing, damaged or of another shape, or the
@@ -67,7 +70,7 @@ def from_pretrained(
         RuntimeError: ranks have other files or pass other arguments, which it names.
     """
     folder = Path(folder)
-    loaded: tuple[Transformer, PretrainedFiles, set[str]] | None = None
+    loaded: tuple[Transformer, Replicas, PretrainedFiles, set[str]] | None = None
     error: Exception | None = None
     try:
         config = _read_config(folder, sequence_length)
@@ -78,7 +81,7 @@ def from_pretrained(
         error = failure
     agree(grid, error)
     assert loaded is not None
-    model, files, names = loaded
+    model, replicas, files, names = loaded
     compare_files(
         grid, [folder / CONFIG, *files.paths], what="from_pretrained", dtype=dtype,
         sequence_length=sequence_length, parallel=parallel,
@@ -88,6 +91,7 @@ def from_pretrained(
         text = f"{folder}: {WHOLE} is read, as transformers does; {files.ignored} is ignored"
         warnings.warn(text, stacklevel=2)
     refuse_unknown(files, names_of_stages(grid.axis("pipe"), names))
+    replicas.spread()
     return model
 
 
@@ -111,8 +115,11 @@ def _read_config(folder: Path, sequence_length: int | None) -> ModelConfig:
 def _load(
     folder: Path, config: ModelConfig, grid: Grid, parallel: ParallelConfig | None, *,
     dtype: torch.dtype | None, device: torch.device, stages: Stages | None,
-) -> tuple[Transformer, PretrainedFiles, set[str]]:  # fmt: skip
-    """Returns this rank's stage of the model, the files, and the names that it knows in them."""
+) -> tuple[Transformer, Replicas, PretrainedFiles, set[str]]:  # fmt: skip
+    """Returns this rank's stage of the model, the files, and the names that it knows in them.
+
+    Of the blocks that several ranks hold, it has those that it reads for all of them.
+    """
     files = PretrainedFiles(folder)
     check_size(files, config)
     derived = {name for name in files.names if _DERIVED.search(name)}
@@ -134,10 +141,13 @@ def _load(
         for name, shape in block.stored.shapes(block.p.spec.state_sizes).items()
     }
     check_tensors(files, expected)
+    replicas = Replicas(model, model_shards(model, None))
     with torch.no_grad():
         for block in blocks:
-            block.fill(files, names)
-    return model, files, {*expected, *derived}
+            block.p.parameter[block.p.own_rows() :].zero_()  # padding
+            if f"model.{block.p.name}" in replicas.own:
+                block.fill(files, names)
+    return model, replicas, files, {*expected, *derived}
 
 
 class _Names:
@@ -171,8 +181,6 @@ class _Block(NamedTuple):
         offsets, sizes = p.grid.local_block(p.spec.full_sizes, p.spec.dims)
         sizes[0] = p.own_rows()
         own = p.parameter[: sizes[0]]
-        if not self.is_copy:
-            p.parameter[sizes[0] :].zero_()  # padding
         if not sizes[0]:
             return
 

@@ -353,11 +353,11 @@ def save_what_differs(folder: Path) -> list[str]:
 def test_ranks_whose_tensors_differ_are_refused_before_anything_is_written(pool, tmp_path) -> None:
     for errors in pool(4).run(save_what_differs, tmp_path):
         assert errors == [
-            "ranks 0 and 3 save different tensors: model.bias is float32 [3] on rank 0, missing "
+            "ranks 0 and 3 have different tensors: model.bias is float32 [3] on rank 0, missing "
             "on rank 3",
-            "ranks 0 and 3 save different tensors: model.weight is float32 [3, 2] on rank 0, "
+            "ranks 0 and 3 have different tensors: model.weight is float32 [3, 2] on rank 0, "
             "float32 [3, 3] on rank 3",
-            "ranks 2 and 3 save different tensors: model.0.bias is float32 [8] on rank 2, "
+            "ranks 2 and 3 have different tensors: model.0.bias is float32 [8] on rank 2, "
             "bfloat16 [8] on rank 3, model.0.weight is float32 [8, 8] on rank 2, bfloat16 [8, 8] "
             "on rank 3",
         ]

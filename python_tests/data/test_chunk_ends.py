@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-import os
+import errno
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch.distributed as dist
 
 from axonn_ext.data import ShuffledDocuments, whole
 from axonn_ext.data.chunk_ends import Shelf, kept
 from axonn_ext.data.index_writer import IndexedWriter
 from axonn_ext.data.indexed import IndexedTokens
 from axonn_ext.inputs.token_files import TokenFiles
+from limits import HANG_SECONDS
 
 TABLE = np.array([3, 5, 9, 9], dtype=np.int64)
 
@@ -78,16 +84,70 @@ def test_a_table_that_cannot_be_kept_is_computed(tmp_path: Path) -> None:
     assert work.times == 4
 
 
-def test_one_process_writes_and_a_dead_one_is_forgotten(tmp_path: Path) -> None:
+def ask(shelf: Shelf, log: Path, seed: int) -> tuple[bool, list[int]]:
+    """Asks with the other ranks; returns whether this one computed, and the table."""
+    work = Work()
+
+    def compute() -> np.ndarray:
+        work()
+        log.open("a").write("x")
+        time.sleep(0.02)  # in which others would begin, if they did not wait
+        return np.random.default_rng(seed).integers(0, 1 << 62, 5000)
+
+    dist.barrier()
+    table = kept(shelf, seed, 1, compute)
+    return bool(work.times), table.tolist()
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_one_process_of_a_host_computes_a_table(pool, tmp_path: Path, seed: int) -> None:
+    folders = {1: tmp_path / "a.orders", 4: tmp_path / "none" / "a.orders"}
+    for times, folder in folders.items():
+        log = tmp_path / f"{times}"
+        answers = pool(4).run(ask, Shelf(folder, "1 2"), log, seed)
+        assert sum(computed for computed, _ in answers) == len(log.read_text()) == times
+        assert all(table == answers[0][1] for _, table in answers)
+    assert [path.suffix for path in folders[1].iterdir()] == [".ends"]
+
+
+ENDLESS = """
+import sys, time
+from pathlib import Path
+from axonn_ext.data.chunk_ends import Shelf, kept
+
+def compute():
+    print("computes", flush=True)
+    time.sleep(3600)
+
+kept(Shelf(Path(sys.argv[1]), "1 2"), (), 0, compute)
+"""
+
+
+def test_the_table_of_a_process_that_is_killed_is_computed_by_those_that_wait(tmp_path) -> None:
     work, shelf = Work(), Shelf(tmp_path / "a.orders", "1 2")
-    kept(shelf, (), 0, work)
-    [file] = shelf.folder.iterdir()
-    file.rename(partial := file.with_suffix(".partial"))
-    kept(shelf, (), 0, work)
-    assert not file.exists() and partial.exists()
-    os.utime(partial, (0, 0))
-    kept(shelf, (), 0, work)
-    assert file.exists() and not partial.exists()
+    command = [sys.executable, "-c", ENDLESS, str(shelf.folder)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as holder:
+        assert holder.stdout is not None and holder.stdout.readline() == "computes\n"
+        with ThreadPoolExecutor() as threads:
+            waiting = [threads.submit(kept, shelf, (), 0, work) for _ in range(2)]
+            assert not any(each.done() for each in waiting) and not work.times
+            holder.kill()
+            for each in waiting:
+                assert each.result(HANG_SECONDS).tolist() == TABLE.tolist()
+    kept(shelf, (), 0, work)  # and keeps it, if none before began after the end of the holder
+    before = work.times
+    assert kept(shelf, (), 0, work).tolist() == TABLE.tolist() and work.times == before
+
+
+def test_a_file_system_without_locks_keeps_tables(tmp_path: Path, monkeypatch) -> None:
+    def flock(file: object, operation: int) -> None:
+        raise OSError(errno.ENOSYS, "Function not implemented")
+
+    monkeypatch.setattr("fcntl.flock", flock)
+    work, shelf = Work(), Shelf(tmp_path / "a.orders", "1 2")
+    for _ in range(3):
+        assert kept(shelf, (), 0, work).tolist() == TABLE.tolist()
+    assert work.times == 1
 
 
 def test_epochs_of_token_files_are_read_from_their_tables(

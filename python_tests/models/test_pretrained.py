@@ -16,6 +16,7 @@ from axonn_ext import GridShape, from_pretrained, full_state_dict, models, save_
 from axonn_ext.inputs.errors import InputError
 from axonn_ext.models import ModelConfig, ParallelConfig
 from axonn_ext.models.plain import PlainTransformer
+from axonn_ext.pretrained.files import PretrainedFiles
 from grids import factorisations, grid_of
 from memory import MIB, anonymous_bytes
 from model_cases import CONFIGS, random_batch, sampled
@@ -100,6 +101,28 @@ def test_every_grid_reads_and_writes_the_same_bits(name, world_size, pool, tmp_p
         assert len(list(out.glob("model-*.safetensors"))) > 1
         index = json.loads((out / "model.safetensors.index.json").read_text())
         assert index["weight_map"].keys() == want.keys()
+
+
+def elements_read(folder: Path, shape: GridShape) -> int:
+    class Counted(PretrainedFiles):
+        def read(self, name: str, rows: range, columns: range | None) -> torch.Tensor:
+            found = super().read(name, rows, columns)
+            counts.append(found.numel())
+            return found
+
+    counts: list[int] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("axonn_ext.pretrained.load.PretrainedFiles", Counted)
+        from_pretrained(folder, grid_of(shape))
+    return sum(counts)
+
+
+@pytest.mark.parametrize("shape", [GridShape(data=4), GridShape(y=2, data=2), GridShape(2, 1, 2)])
+def test_ranks_read_the_files_once_in_all(pool, tmp_path, shape) -> None:
+    write_folder(folder := tmp_path / "model", LLAMA, num_files=2)
+    counts = pool(4).run(elements_read, folder, shape)
+    total = sum(tensor.numel() for tensor in stored_tensors(folder).values())
+    assert sum(counts) == total and max(counts) < 0.4 * total
 
 
 def load_other_files(folders: list[Path], shape: GridShape) -> str:

@@ -1,0 +1,67 @@
+"""Blocks that several ranks hold alike: one of them reads each, and the others get copies of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed import ProcessGroup
+
+from axonn_ext.checkpoint.layout import grid_of
+from axonn_ext.checkpoint.shards import Shard, with_turns
+from axonn_ext.checkpoint.state import place_in_world
+from axonn_ext.grid import Grid
+from axonn_ext.nn.sharded import declaration_of
+from axonn_ext.rank_values import device_type
+
+_PART_BYTES = 64 << 20  # of a block that crosses on another device than its own
+
+
+class Replicas:
+    """The blocks of a model's ranks, of which this one reads its `own` for all that hold them.
+
+    layouts: those of the shards, with the turns in which ranks that hold the same blocks read them
+    """
+
+    def __init__(self, model: nn.Module, shards: Mapping[str, Shard]) -> None:
+        grids = [found.grid for module in model.modules() if (found := declaration_of(module))]
+        self._grids = {grid_of(grid.shape): grid for grid in grids}
+        self._shards, self.layouts = shards, with_turns(shards)
+        self._rank, _ = place_in_world()
+        owners = {name: layout.owner(self._rank) for name, layout in self.layouts.items()}
+        self.own = {name: s for name, s in shards.items() if owners[name] == self._rank}
+
+    @torch.no_grad()
+    def spread(self) -> None:
+        """Copies each block from the rank that has read it to all others that hold it.
+
+        Collectives: broadcasts in the groups of the model's grid; of a model without one, in the
+        world.
+        """
+        for name in sorted(self._shards):  # in one order on all ranks
+            shard, layout = self._shards[name], self.layouts[name]
+            blocks = shard.blocks or {(): torch.empty((), dtype=shard.dtype)}
+            for axis, source in layout.path(self._rank):
+                group = _group(self._grids.get(layout.grid), axis)
+                for offsets in sorted(blocks):
+                    _broadcast(blocks[offsets], group, source)
+
+
+def _group(grid: Grid | None, axis: str) -> ProcessGroup | None:
+    """Returns the group of the ranks on an axis that hold the same blocks; None: the world."""
+    if grid is None:
+        return dist.group.WORLD
+    return grid.ends.process_group if axis == "pipe" else grid.group(axis)
+
+
+def _broadcast(tensor: Tensor, group: ProcessGroup | None, source: int) -> None:
+    whole = tensor.detach().contiguous()
+    for part in whole.view(-1).view(torch.uint8).split(_PART_BYTES):
+        sent = part.to(device_type(group))
+        dist.broadcast(sent, group=group, group_src=source)
+        if sent is not part:
+            part.copy_(sent)
+    if not tensor.is_contiguous():
+        tensor.copy_(whole)
