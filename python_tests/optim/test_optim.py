@@ -39,7 +39,10 @@ def test_fp32_is_torch_adamw_with_decay_on_matrices_only() -> None:
     for step in range(5):
         for model in (ours, theirs):
             set_gradients(model, step)
-        optimizer.step()
+        lr = OPTIONS["lr"] / (1 + step)
+        for group in reference.param_groups:
+            group["lr"] = lr
+        optimizer.step(lr)
         reference.step()
     for a, b in zip(ours.parameters(), theirs.parameters(), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-7)
@@ -78,11 +81,13 @@ def test_state_dict_resumes_exactly(dtype: torch.dtype) -> None:
         optimizer.step()
     resumed = copy.deepcopy(model)
     saved = copy.deepcopy(optimizer.state_dict())
-    second = AdamW(resumed.parameters(), **OPTIONS)
+    other = {"lr": 1.0, "betas": (0.5, 0.6), "eps": 1e-3, "weight_decay": 0.9}
+    second = AdamW(resumed.parameters(), **other)
     second.load_state_dict(saved)
+    assert second.options == optimizer.options
     for m, o in ((model, optimizer), (resumed, second)):
         set_gradients(m, 3)
-        o.step(lr=3e-3)
+        o.step()
     for a, b in zip(model.parameters(), resumed.parameters(), strict=True):
         torch.testing.assert_close(a, b, rtol=0, atol=0)
 

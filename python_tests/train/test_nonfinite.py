@@ -97,3 +97,13 @@ def test_what_one_rank_has_is_named_on_all(pool, shape) -> None:
     messages = pool(shape.size).run(names_on, shape)
     want = "step 1: loss 2.0, gradient norm nan: not finite in the gradient of b.weight; try"
     assert all(message.startswith(want) for message in messages), messages
+
+
+def test_only_steps_in_a_row_end_a_run() -> None:
+    """A step that is fine begins a new row."""
+    overrides = (Override("train.steps", "1"), Override("train.on_nonfinite", "skip"))
+    fine = NonFinite(load_config(None, overrides=overrides), nn.Linear(1, 1), None)
+    for _ in range(3):
+        assert not any(fine.is_fine(1, math.nan, 1.0) for _ in range(MOST_IN_A_ROW))
+        assert fine.is_fine(2, 1.0, 1.0)
+    assert fine.num_skipped == 3 * MOST_IN_A_ROW

@@ -1,0 +1,50 @@
+"""Norms against float64, in each dtype, on rows whose parts lie on several ranks."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from axonn_ext import Grid, GridShape, nn
+from axonn_ext.nn.norm import HeadNorm
+from grids import grid_of
+
+ROWS, WIDTH = 64, 96
+KINDS = {"layer": nn.LayerNorm, "rms": nn.RMSNorm, "head": HeadNorm}
+DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+
+
+def reference(kind: str, x: torch.Tensor, eps: float) -> torch.Tensor:
+    if kind == "layer":
+        x = x - x.mean(-1, keepdim=True)
+    return x / (x.square().mean(-1, keepdim=True) + eps).sqrt()
+
+
+def worst(kind: str, dtype: torch.dtype, y: int) -> float:
+    """The largest error of a value, in units of the dtype's precision at that value.
+
+    One rounding is half a unit. The mean is as large as the spread, so that it has to be subtracted
+    before anything is rounded.
+    """
+    grid: Grid = grid_of(GridShape(y=y))
+    layer = KINDS[kind](WIDTH, grid=grid, dtype=dtype)
+    torch.manual_seed(11)
+    x = (torch.randn(ROWS, WIDTH, dtype=torch.float64) * 3 + 3).to(dtype)
+    dims = {1: ("y",)} if kind != "head" else {}
+    found = layer(grid.shard(x, dims)).double()
+    want = grid.shard(reference(kind, x.double(), layer.eps), dims)
+    unit = torch.finfo(dtype).eps * torch.maximum(want.abs(), torch.tensor(2.0**-3))
+    return float(((found - want).abs() / unit).max())
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(("kind", "y"), [("layer", 1), ("layer", 2), ("rms", 2), ("head", 1)])
+def test_statistics_are_wide(pool, kind, y, dtype) -> None:
+    """In low precision the only rounding is that of the result, half a unit, and of fp32's sums.
+
+    A value just above a power of two has a unit of twice its share, so a whole one is allowed; with
+    statistics in 16 bits some values are off by more. Wide dtypes round each of their steps.
+    """
+    limit = 1.01 if dtype.itemsize == 2 else 16.0
+    errors = pool(y).run(worst, kind, dtype, y)
+    assert max(errors) <= limit, errors
