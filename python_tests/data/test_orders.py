@@ -151,6 +151,15 @@ def test_every_token_occurs_once_an_epoch(count: int) -> None:
         assert streams[0] != streams[1]
 
 
+@pytest.mark.parametrize("more", range(8))
+def test_the_last_tokens_are_left_out_only_if_they_are_no_sequence(more: int) -> None:
+    """Sequences of 8 that begin where CHUNK documents end, and an epoch that ends with its last."""
+    lengths = [8] * (2 * CHUNK) + [1] * (1 + more)
+    tokens = ArrayTokens(np.arange(sum(lengths)), lengths)
+    stream = epoch_of(whole(tokens), epoch=1, seed=2, length=8)
+    assert len(set(stream)) == len(stream) == 16 * CHUNK + 1
+
+
 def test_an_epoch_is_the_documents_in_the_order_of_the_permutation() -> None:
     tokens = documents(100)
     sent = Permutation(100, (5, 1, 2, 3)).apply(places(100))

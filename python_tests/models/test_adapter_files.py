@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -21,7 +22,7 @@ from axonn_ext import (
     save_pretrained,
 )
 from axonn_ext.inputs.errors import InputError
-from axonn_ext.pretrained import adapters_of
+from axonn_ext.pretrained import adapter_files, adapters_of
 from axonn_ext.pretrained.adapter_files import ADAPTER_CONFIG, ADAPTER_TENSORS
 from grids import every_grid, factorisations, grid_of
 from model_cases import CONFIGS
@@ -109,6 +110,19 @@ def test_what_does_not_fit_is_named_on_every_rank(change, message, pool, tmp_pat
     for text, left in pool(2).run(refused, folder):
         assert message in text
         assert left == 0
+
+
+@pytest.mark.parametrize("key", adapter_files._NOT_DONE)
+def test_options_of_peft_that_we_do_not_have_are_refused(key: str, tmp_path) -> None:
+    """Each would change what the adapters compute."""
+    path = tmp_path / ADAPTER_CONFIG
+    plain = {"peft_type": "LORA", "r": 4, "lora_alpha": 8, "target_modules": ["q_proj"]}
+    for value, refused in ((None, False), (True, True), (["lm_head"], True), ("all", True)):
+        if key == "init_lora_weights" and value is True:
+            continue  # PEFT's own way
+        path.write_text(json.dumps(plain | {key: value}))
+        with pytest.raises(InputError, match=f"{key} must be") if refused else nullcontext():
+            adapter_files._read_config(path)
 
 
 def load_beside(folder: Path) -> tuple[str, int, list[bool]]:

@@ -337,6 +337,17 @@ def test_a_window_that_the_model_does_not_have_is_not_taken_over(tmp_path, alone
     assert json.loads((tmp_path / "a" / "config.json").read_text())["sliding_window"] is None
 
 
+def test_fp16_is_read_and_computed_in_fp32_on_cpus(tmp_path, alone) -> None:
+    folder = tmp_path / "model"
+    write_folder(folder, CONFIGS["llama"])
+    halves = {name: t.half() for name, t in load_file(folder / "model.safetensors").items()}
+    save_file(halves, folder / "model.safetensors")
+    model = from_pretrained(folder, axonn_ext.Grid())
+    assert {p.dtype for p in model.parameters()} == {torch.float32}
+    name = "model.embed_tokens.weight"
+    assert torch.equal(full_state_dict(model)[name], halves[name].float())
+
+
 @pytest.mark.parametrize("dtype", [torch.bool, torch.int8])
 def test_other_dtypes_are_refused(dtype, tmp_path, alone) -> None:
     write_folder(folder := tmp_path / "model", LLAMA)

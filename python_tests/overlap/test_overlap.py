@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from contextlib import nullcontext
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,6 +23,7 @@ from axonn_ext import (
 from axonn_ext.models import ParallelConfig
 from axonn_ext.nn import Linear
 from axonn_ext.overlap import Orchestrator, Overlap
+from axonn_ext.overlap.sums import ScatteredSums
 from grids import grid_of, relative_error
 from model_cases import CONFIGS, GPT2, LLAMA, random_batch
 from overlap_cases import LIMITS, ON, STEPS, Case, backward, compare, train
@@ -294,6 +296,54 @@ def two_models() -> list[str]:
 def test_two_models_at_once(pool):
     for wrong in pool(4).run(two_models):
         assert wrong == []
+
+
+def closed() -> tuple[bool, bool]:
+    """Whether gradients, and the bytes along each axis, are those without any orchestrator."""
+    grid, found = grid_of(GridShape(z=2, data=2)), []
+    for had_one in (False, True):
+        model = models.build(LLAMA, grid, seed=2)
+        if had_one:
+            Orchestrator(model, Overlap(bucket_bytes=1)).close()
+        ids, labels = (grid.shard(t, {0: ("data", "z")}) for t in random_batch())
+        with trace_communication() as trace:
+            model.loss(ids, labels, 48.0).backward()
+            sync_gradients(model)
+        found.append(([p.grad for p in model.parameters()], trace.bytes_by_axis()))
+    (without, bytes_without), (after, bytes_after) = found
+    return all(map(torch.equal, without, after)), bytes_without == bytes_after
+
+
+def test_a_closed_one_leaves_nothing_behind(pool):
+    assert pool(4).run(closed) == [(True, True)] * 4
+
+
+class CountingLane:
+    """Of two ranks that send the same; counts exchanges that nobody has waited for."""
+
+    axis = SimpleNamespace(size=2)
+    under_way = 0
+
+    def all_to_all(self, blocks: Tensor, gradient: Tensor, name: str) -> SimpleNamespace:
+        blocks.copy_(gradient)
+        self.under_way += 1
+        return SimpleNamespace(wait=self.end)
+
+    def end(self) -> None:
+        self.under_way -= 1
+
+
+@pytest.mark.parametrize("deferred", [0, 1, 3])
+def test_no_more_sums_are_under_way_than_may_be_deferred(deferred: int) -> None:
+    lane, counts, done = CountingLane(), [], []
+    sums = ScatteredSums(lane, deferred=deferred)
+    parameters = [SimpleNamespace(parameter=nn.Parameter(torch.zeros(2)), name=n) for n in "abcde"]
+    for p in parameters:
+        done += sums.start(p, torch.ones(4))
+        counts.append(lane.under_way)
+    assert counts == [min(number, deferred) for number in range(1, 6)]
+    assert [p.name for p in done + sums.finish()] == list("abcde")
+    assert all(torch.equal(p.parameter.grad, torch.full((2,), 2.0)) for p in parameters)
 
 
 def changed_in_between() -> None:
