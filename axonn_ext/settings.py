@@ -249,6 +249,11 @@ def let_ranks_share_gpus(rank: int, environment: MutableMapping[str, str] = os.e
     environment.setdefault("TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES", "1")
 
 
+def take_rank(rank: int, environment: MutableMapping[str, str] = os.environ) -> None:
+    """Gives this process another rank than its launcher did."""
+    environment["RANK"] = str(rank)
+
+
 def stay_on_this_host(environment: MutableMapping[str, str] = os.environ) -> None:
     """Lets gloo and NCCL, neither yet started, listen on loopback where the job has one host.
 
