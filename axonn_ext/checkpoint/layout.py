@@ -102,6 +102,21 @@ class Layout:
         return math.prod(self.grid)
 
     @property
+    def num_blocks(self) -> int:
+        """The number of blocks that are not empty; only rows may have fewer of them than others."""
+        places = range(self._size("data")) if self._is_cut else (0,)
+
+        def count(row: int) -> int:
+            index = [row, *[0] * len(self.shape)][: len(self.shape)]
+            return sum(1 for data in places for _ in self._blocks(index, data))
+
+        if not all(self.shape):
+            return 0
+        rows, *others = self._parts or (1,)
+        whole = self.shape[0] // self._sizes[0] if self.shape else 1
+        return math.prod(others) * (whole * count(0) + (count(whole) if whole < rows else 0))
+
+    @property
     def _is_cut(self) -> bool:
         return any(part for *_, part in self.runs)
 

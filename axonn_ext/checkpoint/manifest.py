@@ -50,6 +50,9 @@ class Blocks(Protocol):
     @property
     def shape(self) -> tuple[int, ...]: ...
 
+    @property
+    def num_blocks(self) -> int: ...
+
     def overlapping(self, offsets: Sequence[int], sizes: Sequence[int]) -> Iterator[Block]: ...
 
     def blocks_of(self, file: str) -> Iterator[Block]: ...
@@ -65,11 +68,6 @@ class StoredTensor:
     @property
     def shape(self) -> tuple[int, ...]:
         return self.layout.shape
-
-    @property
-    def blocks(self) -> tuple[Block, ...]:
-        """All blocks that are not empty, of which there may be many."""
-        return tuple(self.layout.overlapping((0,) * len(self.shape), self.shape))
 
     def num_bytes(self, sizes: Sequence[int]) -> int:
         """Returns the bytes of a block of these sizes."""

@@ -34,6 +34,10 @@ class ListedBlocks:
     shape: tuple[int, ...]
     blocks: tuple[Block, ...]
 
+    @property
+    def num_blocks(self) -> int:
+        return len(self.blocks)
+
     def overlapping(self, offsets: Sequence[int], sizes: Sequence[int]) -> Iterator[Block]:
         """Yields the blocks that share elements with a part of the whole tensor."""
         for block in self.blocks:

@@ -140,7 +140,7 @@ def _inspect(args: argparse.Namespace) -> int:
         say(Console(), "")
         for name, tensor in manifest.tensors.items():
             shape = " x ".join(map(str, tensor.shape)) or "one number"
-            count = len(tensor.blocks)
+            count = tensor.layout.num_blocks
             blocks = "1 block" if count == 1 else f"{count} blocks"
             say(Console(), f"{name}  {tensor.dtype}  {shape}  in {blocks}")
     return 0

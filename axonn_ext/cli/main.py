@@ -288,6 +288,7 @@ def _lost_peer(error: Exception) -> bool:
 
 def _report(here: LaunchEnvironment | None, text: str) -> None:
     """Writes the text to stderr at once; if there are several ranks, lines begin with the rank."""
+    here = here and settings.launch_environment()  # which has the rank that --rank-order gave
     prefix = f"[rank {here.rank}] " if here is not None and here.world_size > 1 else ""
     streams.say("".join(f"{prefix}{_shorten(line)}\n" for line in printable(text).splitlines()))
 

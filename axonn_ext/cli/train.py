@@ -14,6 +14,7 @@ from typing import Any
 
 from torch.distributed import Store
 
+from axonn_ext import settings
 from axonn_ext.launch import process
 from axonn_ext.launch.place import Process
 from axonn_ext.terminal.arguments import MOST_PROCESSES, whole
@@ -128,6 +129,7 @@ def run(args: argparse.Namespace, extra: Sequence[str], *, note: str = "") -> in
             from axonn_ext.launch.order import in_rank_order
 
             here = in_rank_order(store, here, args.rank_order, host=socket.gethostname())
+            settings.take_rank(here.rank)
         run_worker(
             config, here, folder=folder, overwrite=args.overwrite, profile=args.profile, store=store
         )

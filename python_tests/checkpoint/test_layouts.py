@@ -110,6 +110,19 @@ def test_of_16384_ranks_those_that_hold_a_block_name_the_same_one() -> None:
             assert [*layout.blocks_of(file_name(owner))], "it writes it"
 
 
+@pytest.mark.parametrize("seed", range(10))
+def test_blocks_are_counted_without_a_look_at_each(seed) -> None:
+    draw = random.Random(seed)
+    sizes = [draw.choice([1, 2]) for _ in range(5)]
+    for name, layout in plan(GridShape(*sizes)).items():
+        if name != "rng" and layout.shape:
+            padding = draw.choice([0, 1, 37, 700, ROWS])
+            shape = (layout.shape[0] + layout.padding - padding, *layout.shape[1:])
+            layout = replace(layout, padding=padding, shape=shape)
+        blocks = layout.overlapping((0,) * len(layout.shape), layout.shape)
+        assert layout.num_blocks == len([*blocks]), (name, layout)
+
+
 @pytest.mark.parametrize("seed", range(20))
 def test_any_part_of_a_tensor_is_found_in_few_blocks(seed) -> None:
     shape, draw = GridShape(x=8, y=4, z=8, data=16, pipe=4), random.Random(seed)

@@ -18,6 +18,7 @@ from axonn_ext.launch.attempt import name_of_start
 from axonn_ext.launch.bell import Bell
 from axonn_ext.launch.place import Process
 from axonn_ext.launch.preemption import Preemption
+from axonn_ext.launch.process import once_per_host
 from axonn_ext.meeting import meet, said_by_all
 from axonn_ext.stores import BATCH
 from axonn_ext.watchdog import watchdog
@@ -57,6 +58,23 @@ def get_a_name(stores: list[CountingStore], folder: Path) -> None:
         lambda r=r, s=s: name_of_start(s, Process(r, size, size), HANG_SECONDS)
         for r, s in enumerate(stores)
     ])  # fmt: skip
+
+
+def work_on_each_host(stores: list[CountingStore], folder: Path) -> None:
+    size = len(stores)
+    worked: list[int] = []
+
+    def work(alive: Callable[[], None], rank: int) -> None:
+        alive()
+        worked.append(rank)
+
+    together([
+        lambda r=r, s=s: once_per_host(
+            s, Process(r, size, 4), lambda alive: work(alive, r), topic="work"
+        )
+        for r, s in enumerate(stores)
+    ])  # fmt: skip
+    assert sorted(worked) == [*range(0, size, 4)]
 
 
 def idle(stores: list[CountingStore], folder: Path) -> None:
@@ -102,7 +120,10 @@ class jobs(ExitStack):
             together([lambda each=each: each.__exit__(None, None, None) for each in group])
 
 
-@pytest.mark.parametrize("act", [meets, all_say, get_a_name, idle, preempt, report])
+ACTS = [meets, all_say, get_a_name, work_on_each_host, idle, preempt, report]
+
+
+@pytest.mark.parametrize("act", ACTS)
 def test_a_rank_costs_the_store_as_much_whatever_their_number(
     act: Callable[[list[CountingStore], Path], None], tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,

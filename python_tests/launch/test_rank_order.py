@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import random
+import socket
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from pathlib import Path
@@ -15,6 +18,8 @@ from axonn_ext.launch.place import Process
 from axonn_ext.spec.grid import GridShape
 from axonn_ext.terminal.errors import UserError
 from axonn_ext.train.terminal import describe_hosts
+from commands import ROOT, environment, small
+from limits import HANG_SECONDS
 
 
 def test_numbers_in_names_count_as_numbers() -> None:
@@ -78,6 +83,45 @@ def test_all_ranks_find_their_place(tmp_path: Path, rank_order: str, ranks: list
 
     with ThreadPoolExecutor(8) as threads:
         assert list(threads.map(place, range(8))) == [Process(rank, 8, 2) for rank in ranks]
+
+
+AS_HOST = """
+import socket, sys
+host = sys.argv.pop(1)
+socket.gethostname = lambda: host
+from axonn_ext.cli.main import main
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+@pytest.mark.long
+def test_errors_have_the_rank_of_the_job(tmp_path: Path) -> None:
+    """Of three hosts, the second becomes the last; only there the text is missing."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port = str(listener.getsockname()[1])
+    (tmp_path / "text").write_text("some text " * 1000)
+    ranks = []
+    for rank, (host, text) in enumerate((("a1", "text"), ("a10", "none"), ("a2", "text"))):
+        place = {"RANK": str(rank), "LOCAL_RANK": "0", "WORLD_SIZE": "3", "LOCAL_WORLD_SIZE": "1",
+                 "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}  # fmt: skip
+        options = small(data__text=tmp_path / text, train__batch_size=9)
+        command = ["train", "--rank-order", NATURAL, "--grid", "data=3", *options]
+        ranks.append(
+            subprocess.Popen(
+                [sys.executable, "-c", AS_HOST, host, *command, "--out", str(tmp_path / "out")],
+                env=environment() | place, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                text=True, cwd=ROOT,
+            )
+        )  # fmt: skip
+    try:
+        first, last, middle = (rank.communicate(timeout=HANG_SECONDS)[0] for rank in ranks)
+    finally:
+        for each in ranks:
+            each.kill()
+    assert last.startswith("[rank 2] error: ") and str(tmp_path / "none") in last, last
+    told = "error: stopping, because of the mistake that rank 2 reports"
+    assert [first, middle] == [f"[rank 0] {told}\n", f"[rank 1] {told}\n"]
 
 
 @pytest.mark.parametrize(

@@ -33,7 +33,7 @@ def as_format_2(folder: Path) -> None:
     for name, tensor in manifest.tensors.items():
         blocks = [
             vars(block) | {"start": indexes[block.file].starts[block_key(name, block.offsets)]}
-            for block in tensor.blocks
+            for block in tensor.layout.overlapping((0,) * len(tensor.shape), tensor.shape)
         ]
         if name.startswith("rng."):
             for rank, block in enumerate(blocks):
