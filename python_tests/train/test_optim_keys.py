@@ -1,0 +1,32 @@
+"""Each option of the optimizer and its schedule changes a run; none is read and then dropped."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from axonn_ext.train.config import OptimTable
+from trained_here import train_here
+
+# Values that training must notice, and values that change where state is but no bit of it.
+OTHER = {
+    "lr": 2e-3, "final_lr_fraction": 0.9, "warmup_steps": 4, "weight_decay": 2.0, "beta1": 0.5,
+    "beta2": 0.5, "eps": 1e-2, "clip_norm": 0.05,
+}  # fmt: skip
+SAME = {"zero": 1, "offload": "cpu", "bucket_elements": 64, "offload_folder": ""}
+
+
+def losses(folder, **options) -> list[float]:
+    return [step.loss for step in train_here(folder, **options).steps]
+
+
+@pytest.mark.parametrize("key", [field.name for field in dataclasses.fields(OptimTable)])
+def test_a_key_changes_the_losses_or_none_of_them(key: str, plain, tmp_path) -> None:
+    changed = losses(tmp_path / "run", **{f"optim__{key}": (OTHER | SAME)[key]})
+    assert (changed == plain) == (key in SAME)
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory) -> list[float]:
+    return losses(tmp_path_factory.mktemp("plain") / "run")
