@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 
@@ -66,6 +67,22 @@ def test_any_model_goes_on_as_if_nothing_had_happened(tmp_path, make) -> None:
     assert checkpoint.load(tmp_path / "one", model=other, optimizer=other_optimizer) == extra
     assert steps(other, other_optimizer, 3) == want  # the random numbers of dropout, too
     assert all(torch.equal(a, b) for a, b in zip(model.buffers(), other.buffers(), strict=True))
+
+
+def numbers_after_a_load(folder: Path) -> tuple[list[float], list[float]]:
+    """What a rank draws after it has saved, and what it draws once it has loaded that."""
+    model = small()
+    torch.manual_seed(100 + dist.get_rank())
+    checkpoint.save(folder, model=model)
+    want = torch.rand(3).tolist()
+    torch.manual_seed(0)
+    checkpoint.load(folder, model=model)
+    return want, torch.rand(3).tolist()
+
+
+def test_each_rank_goes_on_with_its_own_random_numbers(pool, tmp_path) -> None:
+    wanted, found = zip(*pool(4).run(numbers_after_a_load, tmp_path / "one"), strict=True)
+    assert found == wanted and len({first for first, *_ in found}) == 4
 
 
 def test_options_of_the_optimizer_are_restored_if_asked(tmp_path) -> None:

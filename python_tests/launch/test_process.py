@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import socket
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 
 import pytest
+import torch
 from torch.distributed import PrefixStore, TCPStore
 
 from axonn_ext.cli import main
@@ -73,3 +75,15 @@ def test_a_store_that_goes_is_no_mistake_of_the_user() -> None:
     del server
     with pytest.raises(TrainingError, match="lost the other ranks: "):
         process.meet(client, Process(1, 2, 2))
+
+
+@pytest.mark.parametrize("ranks", [1, 3, 1000])
+def test_threads_are_a_share_of_the_host_s_cores(ranks: int) -> None:
+    """Of the ranks of this host, not of all; a rank that asks for a number gets it."""
+    cores, before = len(os.sched_getaffinity(0)), torch.get_num_threads()
+    try:
+        here = Process(rank=0, world_size=4000 * ranks, local_world_size=ranks)
+        assert process.set_threads(here, 0) == torch.get_num_threads() == max(1, cores // ranks)
+        assert process.set_threads(here, 5) == torch.get_num_threads() == 5
+    finally:
+        torch.set_num_threads(before)
