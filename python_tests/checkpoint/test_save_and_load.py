@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import resource
 import shutil
 import signal
@@ -67,6 +68,28 @@ def test_any_model_goes_on_as_if_nothing_had_happened(tmp_path, make) -> None:
     assert checkpoint.load(tmp_path / "one", model=other, optimizer=other_optimizer) == extra
     assert steps(other, other_optimizer, 3) == want  # the random numbers of dropout, too
     assert all(torch.equal(a, b) for a, b in zip(model.buffers(), other.buffers(), strict=True))
+
+
+def test_a_name_is_on_the_disk_when_a_save_returns(tmp_path, monkeypatch) -> None:
+    """The folder's name is given once all files are, and is then brought to the disk itself."""
+    calls: list[str] = []
+    rename, fsync = os.rename, os.fsync
+
+    def renamed(source, target) -> None:
+        rename(source, target)
+        calls.append(f"rename {Path(target).name}")
+
+    def synced(file: int) -> None:
+        fsync(file)
+        name = Path(os.readlink(f"/proc/self/fd/{file}")).name
+        calls.append(f"sync {name.removeprefix('.').removesuffix('.partial')}")
+
+    monkeypatch.setattr(os, "rename", renamed)
+    monkeypatch.setattr(os, "fsync", synced)
+    checkpoint.save(tmp_path / "one", model=small())
+    assert calls[-2:] == ["rename one", f"sync {tmp_path.name}"]
+    before = {call for call in calls[:-2] if call.startswith("sync")}
+    assert {f"sync {file.name}" for file in (tmp_path / "one").iterdir()} <= before
 
 
 def numbers_after_a_load(folder: Path) -> tuple[list[float], list[float]]:

@@ -7,8 +7,13 @@ from pathlib import Path
 import pytest
 
 from axonn_ext.spec.optimizer import OptimizerOptions
+from axonn_ext.terminal.errors import UserError
+from axonn_ext.train import memory
+from axonn_ext.train.config_file import Override, load_config
+from axonn_ext.train.job import prepare
+from axonn_ext.train.memory import check_memory
 from axonn_ext.train.metrics import read_metrics
-from commands import AXONN, run, small
+from commands import AXONN, SMALL, run, small
 
 OPTIONS = {"train.steps": 8, "train.eval_interval": 4, "train.micro_batches": 2}
 
@@ -57,3 +62,22 @@ def test_refused_before_anything_starts() -> None:
 )
 def test_bytes_of_state(zero: int, offload: str, width: int, expected: int) -> None:
     assert OptimizerOptions(zero, offload).bytes_of_state(width, data=4) == expected
+
+
+@pytest.mark.parametrize(
+    ("grid", "parts", "row_groups"),
+    [("x=4", 4, 1), ("y=4", 4, 1), ("z=4", 4, 4), ("pipe=4", 4, 1), ("data=4", 1, 4)],
+)
+def test_what_a_job_needs_is_what_its_ranks_hold(
+    grid: str, parts: int, row_groups: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All axes but data divide the parameters; data and z divide the tokens."""
+    keys = SMALL | {"model.num_layers": 4, "train.batch_size": 16, "train.micro_batches": 4}
+    overrides = tuple(Override(key, str(value)) for key, value in keys.items())
+    job = prepare(load_config(None, grid=grid, overrides=overrides), world_size=4)
+    tokens = 4 * job.model.sequence_length  # of a micro-batch, 16 bytes each
+    a_rank = 16 * (job.model.num_parameters() // parts + tokens // row_groups)
+    monkeypatch.setattr(memory._machine, "memory_bytes", lambda: 3 * a_rank + 32)
+    check_memory(job, ranks_here=3)
+    with pytest.raises(UserError, match=r"needs at least .* this machine has"):
+        check_memory(job, ranks_here=4)
