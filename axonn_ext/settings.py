@@ -249,9 +249,11 @@ def let_ranks_share_gpus(rank: int, environment: MutableMapping[str, str] = os.e
     environment.setdefault("TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES", "1")
 
 
-def take_rank(rank: int, environment: MutableMapping[str, str] = os.environ) -> None:
-    """Gives this process another rank than its launcher did."""
-    environment["RANK"] = str(rank)
+def take_place(
+    place: Mapping[str, str], environment: MutableMapping[str, str] = os.environ
+) -> None:
+    """Gives this process a place in a job, or another one, in the variables of torchrun."""
+    environment.update(place)
 
 
 def prepare_connections(environment: MutableMapping[str, str] = os.environ) -> None:

@@ -19,8 +19,8 @@ from typing import Any, NoReturn
 
 import torch
 
+from axonn_ext import settings
 from axonn_ext.launch.limits import allow_open_files
-from axonn_ext.settings import LAUNCHED_BY_US
 from axonn_ext.terminal.errors import OutputClosed, TrainingError, WorkerUserError
 
 FAILED_STATUS, USER_ERROR_STATUS = 1, 2  # exit statuses of axonn_ext.cli.main, which prints why
@@ -125,7 +125,7 @@ def _start(
         "GROUP_WORLD_SIZE": "1",
         "MASTER_ADDR": str(store),
         "MASTER_PORT": "0",
-        "TORCHELASTIC_RUN_ID": f"{LAUNCHED_BY_US}{os.getpid()}",
+        "TORCHELASTIC_RUN_ID": f"{settings.LAUNCHED_BY_US}{os.getpid()}",
     }
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, handlers)
     try:
@@ -156,7 +156,7 @@ def _be_rank(
     for number, handler in handlers.items():
         signal.signal(number, handler)
     signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-    os.environ.update(place)
+    settings.take_place(place)
     if not _is_whole(num_threads):
         os.execv(sys.executable, [sys.executable, "-m", "axonn_ext", *arguments])
     sys.argv[1:] = arguments
