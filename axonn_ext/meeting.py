@@ -18,7 +18,7 @@ from torch.distributed import PrefixStore, ProcessGroup, Store
 from axonn_ext import settings
 from axonn_ext._version import __version__
 from axonn_ext.inputs.errors import MAX_SHOWN, clipped, first_of
-from axonn_ext.stores import BATCH, absent, comes
+from axonn_ext.stores import BATCH, absent, comes, read
 
 ALL_CONNECTED = 8  # ranks of a group over gloo of which each pair is connected when it is made
 MOST_SAID = 8  # different sets of values of which a message tells
@@ -122,7 +122,7 @@ def said_by_all(
             f"{what and f'{what}: '}no word of {who} after {patience.total_seconds():g} s "
             "(AXONN_TIMEOUT_SECONDS)"
         )
-    groups = [(word, _ranks_of(runs)) for word, runs in json.loads(here.get("verdict"))]
+    groups = [(word, _ranks_of(runs)) for word, runs in json.loads(read(here, "verdict"))]
     if not groups:
         return [(text, [*members])]
     words = [f"text/{word}" for word, _ in groups[:MOST_SAID]]
@@ -141,7 +141,7 @@ def name_missing(store: Store, rank: int, members: Sequence[int]) -> str:
     if store.add("missing/askers", 1) == 1:
         late = [members[i] for i in absent(store, [*map(str, members)])]
         store.set(key, name_ranks(late) if late else "")
-    named = store.get(key).decode() if comes(store, [key], _LOOK) else ""
+    named = read(store, key).decode() if comes(store, [key], _LOOK) else ""
     if named in ("", name_ranks([rank])):
         return "another rank, which has come and gone"
     return named

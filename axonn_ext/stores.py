@@ -24,6 +24,11 @@ def comes(store: Store, keys: Sequence[str], timeout: timedelta) -> bool:
     return True
 
 
+def read(store: Store, key: str) -> bytes:
+    """Returns the value of a key that is set, in one operation: `get` takes two, as it waits."""
+    return store.compare_set(key, "", "")
+
+
 def absent(store: Store, keys: Sequence[str]) -> list[int]:
     """Returns the indices of keys that are not set; cheap if most are set."""
     found: list[int] = []

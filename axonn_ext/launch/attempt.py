@@ -13,7 +13,7 @@ from torch.distributed import PrefixStore, Store
 
 from axonn_ext.launch.place import Process
 from axonn_ext.meeting import name_missing
-from axonn_ext.stores import comes
+from axonn_ext.stores import comes, read
 
 _COME, _AGREED = "come", "agreed"  # two rounds
 _OVER = "over"
@@ -55,4 +55,4 @@ def _all_say(store: Store, word: str, process: Process, deadline: float) -> bool
     if not comes(store, [word], timedelta(seconds=left)):
         here, members = PrefixStore(word, store), range(process.world_size)
         raise TimeoutError(f"no word of {name_missing(here, process.rank, members)}")
-    return store.get(word).decode() == word
+    return read(store, word).decode() == word

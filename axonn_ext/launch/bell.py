@@ -16,7 +16,7 @@ from types import TracebackType
 from torch.distributed import FileStore, PrefixStore, Store
 
 from axonn_ext.launch.place import Process
-from axonn_ext.stores import comes
+from axonn_ext.stores import comes, read
 
 LEAVE_SECONDS = 2.0  # how long leaving may take where the store does not answer
 _POLL_SECONDS = 0.25  # a FileStore would look for a key every 10 ms while it waits
@@ -97,7 +97,7 @@ class Bell:
                         continue
                 elif not comes(self._ears, [key], _WAIT):
                     continue
-                topic, text = json.loads(self._ears.get(key))
+                topic, text = json.loads(read(self._ears, key))
                 ring = Ring(self._next, text, self._ears)
                 self._first.setdefault(topic, self._next)
                 self._next += 1

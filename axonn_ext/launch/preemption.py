@@ -136,14 +136,13 @@ class Preemption:
         """
         size = self._process.world_size
         store.set(_key(self._process.rank), "")
-        if store.add(_ANSWERS, 1) == size:
-            store.compare_set(_AGREED, "", _YES)
+        is_last = store.add(_ANSWERS, 1) == size
         patience = AGREE_SECONDS + AGREE_SECONDS_PER_RANK * size
         if self._process.rank > 0:
             patience *= 2  # so that rank 0, which has a voice, is the one that refuses
-        if not comes(store, [_AGREED], timedelta(seconds=patience)):
-            store.compare_set(_AGREED, "", _NO)
-        return store.get(_AGREED).decode() == _YES
+        if not is_last:
+            comes(store, [_AGREED], timedelta(seconds=patience))
+        return store.compare_set(_AGREED, "", _YES if is_last else _NO).decode() == _YES
 
     def _late(self, store: Store) -> list[int]:
         return absent(store, [_key(rank) for rank in range(self._process.world_size)])

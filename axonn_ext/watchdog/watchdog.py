@@ -47,10 +47,10 @@ class Times:
         """The times where a wait fails after timeout_s: reports come shortly before.
 
         All ranks are then still where they wait. The time left is 30 s, or a quarter of timeout_s
-        if that is less; the reports are gathered in most of it.
+        if that is less; the reports are gathered in half of it, as a ring is heard a little later.
         """
         margin = min(MOST_MARGIN_SECONDS, timeout_s / 4)
-        return cls(timeout_s - margin, min(MOST_GATHER_SECONDS, 0.8 * margin))
+        return cls(timeout_s - margin, min(MOST_GATHER_SECONDS, margin / 2))
 
 
 class Watchdog:
