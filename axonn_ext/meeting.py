@@ -20,7 +20,7 @@ from axonn_ext._version import __version__
 from axonn_ext.inputs.errors import MAX_SHOWN, clipped, first_of
 from axonn_ext.stores import BATCH, absent, comes, read
 
-ALL_CONNECTED = 8  # ranks of a group over gloo of which each pair is connected when it is made
+ALL_CONNECTED = 8  # the largest group over gloo whose ranks are all connected at once
 MOST_SAID = 8  # different sets of values of which a message tells
 MOST_KEYS = 8  # keys that a message names
 _MOST_RANGES = 16

@@ -252,8 +252,13 @@ def let_ranks_share_gpus(rank: int, environment: MutableMapping[str, str] = os.e
 def take_place(
     place: Mapping[str, str], environment: MutableMapping[str, str] = os.environ
 ) -> None:
-    """Gives this process a place in a job, or another one, in the variables of torchrun."""
+    """Gives this process a place in a job, in the variables of torchrun."""
     environment.update(place)
+
+
+def take_rank(rank: int, environment: MutableMapping[str, str] = os.environ) -> None:
+    """Gives this process another rank than torchrun or Slurm did."""
+    take_place({**slurm.as_torchrun(environment), **environment, "RANK": str(rank)}, environment)
 
 
 def prepare_connections(environment: MutableMapping[str, str] = os.environ) -> None:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import random
 import subprocess
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from axonn_ext.launch.place import Process
-from axonn_ext.settings import SettingsError, launch_environment, worker_environment
+from axonn_ext.settings import SettingsError, launch_environment, take_rank, worker_environment
 from axonn_ext.slurm import first_host
 from commands import AXONN, environment, small
 from kills import losses
@@ -47,6 +48,15 @@ def test_a_task_has_a_place() -> None:
 )
 def test_what_is_no_rank(variables: Mapping[str, str]) -> None:
     assert launch_environment(variables) is None
+
+
+def test_a_rank_that_takes_another_one_keeps_its_job() -> None:
+    """As with --rank-order, which gives whole hosts other ranks."""
+    variables = task(4, 8, "4(x2)", SLURM_LOCALID="0", SLURM_NODEID="1", SLURM_STEP_NUM_NODES="2")
+    before = launch_environment(variables)
+    assert before is not None and not before.one_host
+    take_rank(0, variables)
+    assert launch_environment(variables) == replace(before, rank=0)
 
 
 def test_another_launcher_inside_the_step_decides() -> None:

@@ -46,7 +46,7 @@ def load(
     """Reads a checkpoint on all ranks together; returns its `extra`.
 
     It may have been written on any grid, in any layout and dtype: of the ranks that need a block,
-    one reads what it needs of the files, which are mapped into memory, and tells the others. Values
+    one reads what it needs of the files, which are mapped into memory, and broadcasts it. Values
     are cast to the dtypes of the model.
 
     optimizer: one over the same parameters, in as many groups, as was saved. Without, what the

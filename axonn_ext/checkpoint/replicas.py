@@ -16,7 +16,7 @@ from axonn_ext.grid import Grid
 from axonn_ext.nn.sharded import declaration_of
 from axonn_ext.rank_values import device_type
 
-_PART_BYTES = 64 << 20  # of a block that crosses on another device than its own
+_PART_BYTES = 64 << 20  # staged at a time, of a block on a device that the group does not serve
 
 
 class Replicas:
@@ -59,7 +59,8 @@ def _group(grid: Grid | None, axis: str) -> ProcessGroup | None:
 def _broadcast(tensor: Tensor, group: ProcessGroup | None, source: int) -> None:
     whole = tensor.detach().contiguous()
     for part in whole.view(-1).view(torch.uint8).split(_PART_BYTES):
-        sent = part.to(device_type(group))
+        kind = device_type(group)
+        sent = part if part.device.type == kind else part.to(kind)
         dist.broadcast(sent, group=group, group_src=source)
         if sent is not part:
             part.copy_(sent)

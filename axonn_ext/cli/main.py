@@ -10,9 +10,7 @@ import sys
 import time
 import traceback
 from collections.abc import Sequence
-from contextlib import suppress
 from importlib import import_module
-from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from axonn_ext import settings
@@ -113,8 +111,6 @@ def _run(arguments: list[str]) -> int:
     here, parent = None, os.getppid()
     try:
         here = settings.launch_environment()
-        if here is not None:
-            _name_process(here.rank)
         if here is not None and here.by_agent:
             from axonn_ext.launch.parent import end_with  # loads ctypes, which others do without
 
@@ -160,12 +156,6 @@ def _run(arguments: list[str]) -> int:
         known = _lost_peer(error) or (arguments[:1] == ["train"] and _TIMEOUT in str(error))
         _report(here, f"error: {error}" if known else traceback.format_exc())
         return FAILED
-
-
-def _name_process(rank: int) -> None:
-    """Lets ps and top tell ranks apart."""
-    with suppress(OSError):  # Linux has this file
-        Path("/proc/self/comm").write_text(f"axonn rank {rank}")
 
 
 def _check_settings(arguments: list[str]) -> dict[str, str]:

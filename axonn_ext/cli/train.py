@@ -129,7 +129,7 @@ def run(args: argparse.Namespace, extra: Sequence[str], *, note: str = "") -> in
             from axonn_ext.launch.order import in_rank_order
 
             here = in_rank_order(store, here, args.rank_order, host=socket.gethostname())
-            settings.take_place({"RANK": str(here.rank)})
+            settings.take_rank(here.rank)
         run_worker(
             config, here, folder=folder, overwrite=args.overwrite, profile=args.profile, store=store
         )

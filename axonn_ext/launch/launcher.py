@@ -23,7 +23,8 @@ from axonn_ext import settings
 from axonn_ext.launch.limits import allow_open_files
 from axonn_ext.terminal.errors import OutputClosed, TrainingError, WorkerUserError
 
-FAILED_STATUS, USER_ERROR_STATUS = 1, 2  # exit statuses of axonn_ext.cli.main, which prints why
+# Exit statuses of axonn_ext.cli.main, which prints why, or cannot print any more.
+FAILED_STATUS, USER_ERROR_STATUS, READER_GONE_STATUS = 1, 2, 141
 SIGNAL_HINTS: dict[int, str] = {
     signal.SIGKILL: "; SIGKILL often means that memory ran out: see dmesg, or try recompute, "
     "more micro_batches or a larger grid",
@@ -42,7 +43,7 @@ def launch(
     """Runs `python -m axonn_ext ARGUMENTS` in each of `num_processes` processes until all end.
 
     They are forks of this process, so that a host reads the files of Python and torch once, not
-    once a rank. The processes write to this terminal. When one fails, the others are ended.
+    once per rank. The processes write to this terminal. When one fails, the others are ended.
 
     forwarded: signals that the processes get, and that do not end the job otherwise.
 
@@ -55,23 +56,26 @@ def launch(
     """
     allow_open_files(num_processes, serves=True)
     ranks: list[ForkProcess] = []
-    with tempfile.TemporaryDirectory(prefix="axonn_ext_") as folder:  # for this user alone
+    heard: list[int] = []
+    with (
+        tempfile.TemporaryDirectory(prefix="axonn_ext_") as folder,  # for this user alone
+        _hearing(heard, forwarded) as handlers,
+    ):
         store = Path(folder) / "store"
         store.touch()
         try:
-            with _handling(forwarded, ranks) as handlers:
-                _start(ranks, num_processes, arguments, store, handlers)
-                failed = _first_failures(ranks)
-                _end(ranks, signal.SIGTERM)
+            _start(ranks, num_processes, arguments, store, handlers)
+            failed = _first_failures(ranks, heard, forwarded)
+            _end(ranks, signal.SIGTERM, heard)
         except _Ended as ended:
-            _end(ranks, ended.signal)
+            _end(ranks, ended.signal, heard)
             if ended.signal == signal.SIGINT:
                 raise KeyboardInterrupt from None
             if ended.signal == signal.SIGHUP:  # sent by a rank that cannot print, or the terminal
                 raise OutputClosed from None
             raise TrainingError(f"the job was ended by {ended.signal.name}") from None
         finally:
-            _end(ranks, signal.SIGKILL)
+            _end(ranks, signal.SIGKILL, heard)
     if failed:
         raise _failure(failed, num_processes)
 
@@ -84,26 +88,24 @@ class _Ended(Exception):
 
 
 @contextmanager
-def _handling(
-    forwarded: Sequence[signal.Signals], ranks: Sequence[ForkProcess]
+def _hearing(
+    heard: list[int], forwarded: Sequence[signal.Signals]
 ) -> Iterator[dict[int, _Handler]]:
-    """Passes these signals on to the ranks, and raises _Ended for others that end a job.
+    """Adds signals to `heard` as they come. Gives the handlers that this process had before.
 
-    One that this process ignores, as behind nohup, ends no job; it is passed on to the ranks, which
-    ignore it, too, until they handle it. Gives the handlers that this process had before.
+    One that this process ignores, as SIGHUP behind nohup, ends no job, and is not heard unless it
+    is forwarded. The ends of processes are not ignored here, or their statuses would be lost.
     """
 
-    def handle(number: int, frame: FrameType | None) -> None:
-        if number not in forwarded or not ranks:
-            raise _Ended(number)
-        for rank in _running(ranks):
-            os.kill(_pid(rank), number)
+    def hear(number: int, frame: FrameType | None) -> None:
+        heard.append(number)
 
-    heard: set[int] = {*ENDING_SIGNALS, *forwarded}
-    before = {number: signal.getsignal(number) for number in heard}
-    for number in heard:
+    watched: set[int] = {*ENDING_SIGNALS, *forwarded}
+    before = {number: signal.getsignal(number) for number in {*watched, signal.SIGCHLD}}
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    for number in watched:
         if before[number] != signal.SIG_IGN or number in forwarded:
-            signal.signal(number, handle)
+            signal.signal(number, hear)
     try:
         yield before
     finally:
@@ -118,7 +120,10 @@ def _start(
     store: Path,
     handlers: Mapping[int, _Handler],
 ) -> None:
-    """Starts the processes, and adds them to `ranks`. Signals wait until all are in it."""
+    """Starts the processes, and adds them to `ranks`.
+
+    Signals for a new process wait until it has the handlers that this one had.
+    """
     job = {
         "WORLD_SIZE": str(num_processes),
         "LOCAL_WORLD_SIZE": str(num_processes),
@@ -133,6 +138,7 @@ def _start(
             place = {**job, "RANK": str(rank), "LOCAL_RANK": str(rank)}
             process = get_context("fork").Process(
                 target=_be_rank,
+                name=f"rank {rank}",
                 args=(arguments, place, handlers, mask, threading.active_count()),
             )
             process.start()
@@ -149,6 +155,8 @@ def _be_rank(
     num_threads: int,
 ) -> NoReturn:
     """Runs the command in a fork of the launcher, which is a session of its own.
+
+    Its standard input is empty, and it ends without the destructors of C++.
 
     num_threads: the threads of the launcher that Python has started.
     """
@@ -167,8 +175,9 @@ def _be_rank(
 def _is_whole(num_threads: int) -> bool:
     """Whether this fork can do what a new process can.
 
-    It cannot use GPUs if its parent has, nor OpenMP if its parent has a pool of threads. Python's
-    locks survive, so that its own threads are no obstacle; those of OpenBLAS end before a fork.
+    It cannot use GPUs if its parent has, nor OpenMP if its parent has a pool of threads. OpenBLAS
+    ends its threads before a fork. Python's own threads are no obstacle as long as they hold no
+    lock that a rank needs; the only one in a launcher keeps the claim of the run's folder.
     """
     try:
         threads = os.listdir(f"/proc/{os.getppid()}/task")
@@ -179,9 +188,20 @@ def _is_whole(num_threads: int) -> bool:
     return len(threads) <= num_threads and not used_gpu
 
 
-def _first_failures(ranks: Sequence[ForkProcess]) -> dict[int, ForkProcess]:
-    """Waits until one has failed or all have ended; returns those that have failed, by rank."""
+def _first_failures(
+    ranks: Sequence[ForkProcess], heard: list[int], forwarded: Sequence[signal.Signals]
+) -> dict[int, ForkProcess]:
+    """Waits until one has failed or all have ended; returns those that have failed, by rank.
+
+    Meanwhile it passes signals on. Raises _Ended for one that ends the job.
+    """
     while True:
+        while heard:
+            number = heard.pop(0)
+            if number not in forwarded:
+                raise _Ended(number)
+            for rank in _running(ranks):
+                _send(os.kill, rank, number)
         running = _running(ranks)
         failed = {rank: process for rank, process in enumerate(ranks) if process.exitcode}
         if failed or not running:
@@ -189,25 +209,31 @@ def _first_failures(ranks: Sequence[ForkProcess]) -> dict[int, ForkProcess]:
         time.sleep(LOOK_SECONDS)
 
 
-def _end(ranks: Sequence[ForkProcess], number: signal.Signals) -> None:
-    """Sends a signal to those that run, and to what they have started; waits a while."""
+def _end(ranks: Sequence[ForkProcess], number: signal.Signals, heard: list[int]) -> None:
+    """Sends a signal to those that run, and to what they have started.
+
+    Waits until they have ended, for END_SECONDS, or until the user sends another signal.
+    """
+    heard.clear()
     for rank in _running(ranks):
-        try:
-            os.killpg(_pid(rank), number)
-        except ProcessLookupError:  # it is about to make its group
-            os.kill(_pid(rank), number)
+        if not _send(os.killpg, rank, number):  # it is about to make its group
+            _send(os.kill, rank, number)
     deadline = time.monotonic() + END_SECONDS
-    while _running(ranks) and time.monotonic() < deadline:
+    while _running(ranks) and not heard and time.monotonic() < deadline:
         time.sleep(LOOK_SECONDS / 10)
+
+
+def _send(kill: Callable[[int, int], None], rank: ForkProcess, number: int) -> bool:
+    assert rank.pid is not None
+    try:
+        kill(rank.pid, number)
+    except ProcessLookupError:
+        return False
+    return True
 
 
 def _running(ranks: Sequence[ForkProcess]) -> list[ForkProcess]:
     return [rank for rank in ranks if rank.exitcode is None]
-
-
-def _pid(rank: ForkProcess) -> int:
-    assert rank.pid is not None
-    return rank.pid
 
 
 def _failure(failed: Mapping[int, ForkProcess], num_processes: int) -> Exception:
@@ -215,10 +241,13 @@ def _failure(failed: Mapping[int, ForkProcess], num_processes: int) -> Exception
     statuses = {rank: process.exitcode or 0 for rank, process in failed.items()}
     if USER_ERROR_STATUS in statuses.values():
         return WorkerUserError()
+    if READER_GONE_STATUS in statuses.values():
+        return OutputClosed()
     rank = min(statuses, key=lambda rank: (_blame(statuses[rank]), rank))
     status, hint = statuses[rank], ""
     if status < 0:
-        how = f"was killed by {signal.Signals(-status).name}"
+        known = -status in [*signal.Signals]
+        how = f"was killed by {signal.Signals(-status).name if known else f'signal {-status}'}"
         hint = SIGNAL_HINTS.get(-status, "")
     else:
         how = f"failed with exit status {status}"

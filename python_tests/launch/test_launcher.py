@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from axonn_ext.launch import launcher
-from axonn_ext.terminal.errors import TrainingError, WorkerUserError
+from axonn_ext.terminal.errors import OutputClosed, TrainingError, WorkerUserError
 from commands import environment
 from limits import HANG_SECONDS
 
@@ -48,16 +48,31 @@ def test_ranks_are_forks_where_they_can_do_all(threads: str, forked: bool) -> No
 def test_a_signal_that_is_ignored_ends_no_job(ignored: bool) -> None:
     """As behind nohup."""
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN if ignored else signal.SIG_DFL)
+    heard: list[int] = []
     try:
-        with launcher._handling((), []):
-            if ignored:
-                os.kill(os.getpid(), signal.SIGHUP)
-            else:
-                with pytest.raises(launcher._Ended) as ended:
-                    os.kill(os.getpid(), signal.SIGHUP)
-                assert ended.value.signal == signal.SIGHUP
+        with launcher._hearing(heard, ()):
+            os.kill(os.getpid(), signal.SIGHUP)
+        assert heard == ([] if ignored else [signal.SIGHUP])
+        assert signal.getsignal(signal.SIGHUP) == (signal.SIG_IGN if ignored else signal.SIG_DFL)
     finally:
         signal.signal(signal.SIGHUP, before)
+
+
+def test_signals_that_come_before_the_ranks_are_there_are_heard() -> None:
+    heard: list[int] = [signal.SIGUSR2, signal.SIGTERM]
+    with pytest.raises(launcher._Ended) as ended:
+        launcher._first_failures([], heard, (signal.SIGUSR2,))
+    assert ended.value.signal == signal.SIGTERM
+
+
+def test_ends_are_noticed_where_they_are_ignored() -> None:
+    """As some supervisors leave it; a process whose end is ignored has no status."""
+    script = "import signal; signal.signal(signal.SIGCHLD, signal.SIG_IGN)" + SCRIPT
+    done = subprocess.run(
+        [sys.executable, "-c", script, "no"], env=environment(), capture_output=True, text=True,
+        timeout=HANG_SECONDS,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr, done.stdout.count("axonn-ext")) == (0, "", 2)
 
 
 @pytest.mark.parametrize(
@@ -69,6 +84,7 @@ def test_a_signal_that_is_ignored_ends_no_job(ignored: bool) -> None:
         ({1: -signal.SIGABRT, 2: 1}, "rank 1 .* was killed by SIGABRT"),
         ({0: -signal.SIGTERM, 2: -signal.SIGABRT}, "rank 2 .* was killed by SIGABRT"),
         ({2: 7, 3: 1}, "rank 2 .* failed with exit status 7"),
+        ({1: -35}, "rank 1 .* was killed by signal 35"),
     ],
 )
 def test_the_failure_that_came_first_is_told(statuses: dict[int, int], said: str) -> None:
@@ -78,6 +94,11 @@ def test_the_failure_that_came_first_is_told(statuses: dict[int, int], said: str
     }
     with pytest.raises(TrainingError, match=said):
         raise launcher._failure(failed, 4)
+
+
+def test_a_rank_that_nobody_reads_ends_the_job_quietly() -> None:
+    failed = {1: SimpleNamespace(exitcode=141, pid=1), 2: SimpleNamespace(exitcode=1, pid=2)}
+    assert isinstance(launcher._failure(failed, 3), OutputClosed)
 
 
 def test_a_user_error_was_printed_by_its_rank() -> None:

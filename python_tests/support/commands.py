@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-import re
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -96,17 +96,33 @@ def wait_until(condition: Callable[[], bool], what: str) -> None:
 
 
 def processes_with(argument: str) -> dict[int, int]:
-    """pid -> rank of the running worker processes that have `argument` on their command line."""
-    found = {}
+    """pid -> rank of the running worker processes that have `argument` on their command line.
+
+    Ranks that `axonn-ext` starts are forks of it, in order, with its command line and environment.
+    """
+    found: dict[int, int] = {}
     for entry in Path("/proc").glob("[0-9]*"):
+        pid = int(entry.name)
         try:
-            arguments = (entry / "cmdline").read_bytes().decode(errors="replace").split("\0")
-            rank = re.match(r"axonn rank (\d+)", (entry / "comm").read_text())
+            command = _texts(entry, "cmdline")
+            if not any(argument in text for text in command):
+                continue
+            place = [v for v in _texts(entry, "environ") if v.startswith("RANK=")]
+            children = [int(c) for c in (entry / f"task/{pid}/children").read_text().split()]
         except OSError:
             continue  # it has ended, or is not ours
-        if rank and any(argument in a for a in arguments):
-            found[int(entry.name)] = int(rank[1])
+        if place:
+            found[pid] = int(place[0].removeprefix("RANK="))
+            continue
+        for rank, child in enumerate(children):
+            with suppress(OSError):
+                if _texts(Path(f"/proc/{child}"), "cmdline") == command:
+                    found.setdefault(child, rank)
     return found
+
+
+def _texts(entry: Path, file: str) -> list[str]:
+    return (entry / file).read_bytes().decode(errors="replace").split("\0")
 
 
 def running() -> list[int]:
