@@ -37,8 +37,7 @@ def new_group(
         members, use_local_synchronization=ranks is not None, backend=backend, pg_options=options,
         timeout=limit if options is None or patience is None else patience, group_desc=description,
     )  # fmt: skip
-    meeting.connect(group)
-    if options is None and patience is not None:  # gloo has connected, NCCL does at the first call
+    if options is None and patience is not None:  # gloo connects now, NCCL at the first collective
         _set_pg_timeout(patience, group)
     return group
 
