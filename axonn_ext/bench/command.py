@@ -40,6 +40,7 @@ from axonn_ext.calibrate.this_machine import (
     num_cores,
 )
 from axonn_ext.launch import process
+from axonn_ext.launch.launcher import launch
 from axonn_ext.launch.place import Process
 from axonn_ext.spec.grid import GridShape
 from axonn_ext.spec.parallel import LAYOUTS, ROLES
@@ -290,9 +291,6 @@ def _grids(args: argparse.Namespace, here: Process | None) -> tuple[GridShape, .
 
 def _launch(args: argparse.Namespace, plan: Plan) -> int:
     """Starts the processes of one grid after another, and shows the results of all."""
-    # Imported here, since it takes a sixth of a second, which the started processes can save.
-    from axonn_ext.launch.launcher import launch
-
     rows: list[Row] = []
     with tempfile.TemporaryDirectory(prefix="axonn_ext_bench_") as folder:
         path = Path(folder) / "rows.json"  # of all grids so far

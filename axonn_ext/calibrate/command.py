@@ -18,6 +18,7 @@ from axonn_ext.calibrate.find_machine import measured_file
 from axonn_ext.calibrate.plan import Plan
 from axonn_ext.calibrate.this_machine import default_device, describe_machine, num_cores
 from axonn_ext.launch import process
+from axonn_ext.launch.launcher import launch
 from axonn_ext.launch.place import Process
 from axonn_ext.terminal.arguments import MOST_PROCESSES, MOST_THREADS, whole
 from axonn_ext.terminal.console import Console, print_table, say
@@ -123,9 +124,6 @@ def run_folder(folder: Path, here: Process) -> None:
 
 
 def _launch(plan: Plan) -> dict[str, Any]:
-    # Imported here, since it takes a sixth of a second, which the started processes can save.
-    from axonn_ext.launch.launcher import launch
-
     with tempfile.TemporaryDirectory(prefix="axonn_ext_links_") as name:
         folder = Path(name)
         (folder / PLAN_FILE).write_text(plan.to_json())

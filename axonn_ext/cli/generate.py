@@ -28,6 +28,7 @@ from axonn_ext.generation import check_prompts, stream
 from axonn_ext.inputs.errors import InputError, printable
 from axonn_ext.inputs.files import is_file, read_text
 from axonn_ext.launch import process
+from axonn_ext.launch.launcher import launch
 from axonn_ext.launch.place import Process
 from axonn_ext.models import ModelConfig, ParallelConfig
 from axonn_ext.pretrained import read_model
@@ -144,8 +145,6 @@ def run(args: argparse.Namespace, extra: Sequence[str]) -> int:
         raise UserError(str(error)) from None
     world_size = 1 if here is None else here.world_size
     if here is None and request.shape.size > 1:
-        from axonn_ext.launch.launcher import launch
-
         launch(request.shape.size, ["generate", *_arguments(args)])
         return 0
     if request.shape.size != world_size:

@@ -20,6 +20,7 @@ from axonn_ext.data import Prompts
 from axonn_ext.inputs.errors import InputError
 from axonn_ext.inputs.files import is_file
 from axonn_ext.launch import process
+from axonn_ext.launch.launcher import launch
 from axonn_ext.launch.place import Process
 from axonn_ext.memorization.documents import (
     CONTINUED,
@@ -68,8 +69,6 @@ class Evaluation:
         here = process.this_process()
         config, documents = self._check()
         if here is None and self.shape.size > 1:
-            from axonn_ext.launch.launcher import launch
-
             launch(self.shape.size, ["memorize", *self._arguments()])
             return
         world_size = 1 if here is None else here.world_size

@@ -16,7 +16,9 @@ from torch.distributed import Store
 
 from axonn_ext import settings
 from axonn_ext.launch import process
+from axonn_ext.launch.launcher import launch
 from axonn_ext.launch.place import Process
+from axonn_ext.launch.preemption import SIGNALS
 from axonn_ext.terminal.arguments import MOST_PROCESSES, whole
 from axonn_ext.terminal.errors import TrainingError, UserError
 from axonn_ext.terminal.grids import check_processes
@@ -154,10 +156,6 @@ def run(args: argparse.Namespace, extra: Sequence[str], *, note: str = "") -> in
 
 def _launch(world_size: int, arguments: Sequence[str], config: Config, folder: Path) -> None:
     """Runs the processes. If the job fails, what a watchdog has found is part of the message."""
-    # Imported here, since it takes a sixth of a second, which the started processes can save.
-    from axonn_ext.launch.launcher import launch
-    from axonn_ext.launch.preemption import SIGNALS
-
     forwarded = (SIGNAL, *SIGNALS) if config.checkpoint.interval else (SIGNAL,)
     before = summaries(folder)
     try:

@@ -11,9 +11,9 @@ from grids import grid_of
 WIDTH, OFFSET = 8, 2
 
 
-def position_rows(x_size: int, layout: str, sequences: int, length: int) -> bool:
+def position_rows(layout: str, sequences: int, length: int) -> bool:
     """Whether each row has its own position added to it."""
-    grid = grid_of(GridShape(x_size))
+    grid = grid_of(GridShape(4))
     layer = nn.PositionEmbedding(length + 3, WIDTH, grid=grid, offset=OFFSET, layout=layout)
     torch.manual_seed(5)
     whole = torch.randn(sequences * length, WIDTH)
@@ -28,7 +28,7 @@ def position_rows(x_size: int, layout: str, sequences: int, length: int) -> bool
 def test_rows_that_begin_inside_a_sequence_have_their_positions(
     pool, layout, sequences, length
 ) -> None:
-    assert pool(4).run(position_rows, 4, layout, sequences, length) == [True] * 4
+    assert pool(4).run(position_rows, layout, sequences, length) == [True] * 4
 
 
 def refused(tokens: list[int]) -> list[str]:

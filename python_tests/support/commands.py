@@ -108,17 +108,25 @@ def processes_with(argument: str) -> dict[int, int]:
             if not any(argument in text for text in command):
                 continue
             place = [v for v in _texts(entry, "environ") if v.startswith("RANK=")]
-            children = [int(c) for c in (entry / f"task/{pid}/children").read_text().split()]
         except OSError:
             continue  # it has ended, or is not ours
         if place:
             found[pid] = int(place[0].removeprefix("RANK="))
             continue
-        for rank, child in enumerate(children):
+        for rank, child in enumerate(workers_of(pid)):
             with suppress(OSError):
                 if _texts(Path(f"/proc/{child}"), "cmdline") == command:
                     found.setdefault(child, rank)
     return found
+
+
+def workers_of(pid: int) -> list[int]:
+    """The processes that this one has started and that are still there."""
+    try:
+        text = Path(f"/proc/{pid}/task/{pid}/children").read_text()
+    except OSError:
+        return []
+    return [int(child) for child in text.split()]
 
 
 def _texts(entry: Path, file: str) -> list[str]:

@@ -12,6 +12,7 @@ import sys
 import time
 from pathlib import Path
 
+from commands import workers_of
 from limits import HANG_SECONDS
 
 # Fixed algorithms: those of "auto" may be chosen anew at each start, and sum in another order.
@@ -51,15 +52,6 @@ def limit_files() -> None:
     """
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (2_000_000, 2_000_000))
-
-
-def workers_of(pid: int) -> list[int]:
-    """The processes that this one has started and that are still there."""
-    try:
-        text = Path(f"/proc/{pid}/task/{pid}/children").read_text()
-    except OSError:
-        return []
-    return [int(child) for child in text.split()]
 
 
 def run_until_killed(

@@ -15,8 +15,8 @@ import pytest
 from axonn_ext.checkpoint.files import find_problems
 from axonn_ext.checkpoint.folder import CheckpointFolder
 from axonn_ext.checkpoint.manifest import read_manifest
-from commands import wait_until
-from kills import command, losses, workers_of
+from commands import wait_until, workers_of
+from kills import command, losses
 from limits import HANG_SECONDS
 
 pytestmark = pytest.mark.long

@@ -32,9 +32,9 @@ from axonn_ext.watchdog.summary import (
     summaries,
 )
 from axonn_ext.watchdog.watchdog import Times, Watchdog
-from commands import environment, wait_until
+from commands import environment, wait_until, workers_of
 from grids import grid_of
-from kills import command, losses, workers_of
+from kills import command, losses
 from limits import HANG_SECONDS
 
 pytestmark = pytest.mark.long

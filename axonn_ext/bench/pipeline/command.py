@@ -16,6 +16,7 @@ from axonn_ext.bench.pipeline.results import Row, lines_of, row_from_values
 from axonn_ext.bench.pipeline.worker import PLAN_FILE, RESULT_FILE, run_folder, run_here
 from axonn_ext.calibrate.this_machine import describe_machine
 from axonn_ext.launch import process
+from axonn_ext.launch.launcher import launch
 from axonn_ext.launch.place import Process
 from axonn_ext.spec.grid import GridShape
 from axonn_ext.terminal.arguments import number, whole
@@ -166,9 +167,6 @@ def parse_times(option: str, text: str) -> tuple[float, float, float]:
 
 def _launch(plan: Plan) -> list[Row]:
     """Starts the processes of a plan, and returns their result."""
-    # Imported here, since it takes a sixth of a second, which the started processes can save.
-    from axonn_ext.launch.launcher import launch
-
     with tempfile.TemporaryDirectory(prefix="axonn_ext_bench_") as name:
         folder = Path(name)
         (folder / PLAN_FILE).write_text(plan.to_json())

@@ -28,6 +28,7 @@ from axonn_ext.calibrate.this_machine import describe_machine
 from axonn_ext.inputs.errors import InputError
 from axonn_ext.inputs.files import FileError, read_json
 from axonn_ext.launch import process
+from axonn_ext.launch.launcher import launch as start
 from axonn_ext.launch.place import Process
 from axonn_ext.planner import Machine
 from axonn_ext.spec.pipeline import SCHEDULES
@@ -160,9 +161,6 @@ def _rank(name: str, args: argparse.Namespace, pipelines: Pipelines, machine: Ma
 
 
 def _measure(launch: Launch, num_ranks: int) -> list[Times]:
-    # Imported here, since it takes a sixth of a second, which the started processes can save.
-    from axonn_ext.launch.launcher import launch as start
-
     with tempfile.TemporaryDirectory(prefix="axonn_ext_ranking_") as folder:
         path = Path(folder)
         (path / LAUNCH_FILE).write_text(launch.to_json())

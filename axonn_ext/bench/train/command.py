@@ -33,6 +33,7 @@ from axonn_ext.calibrate.this_machine import (
     num_cores,
 )
 from axonn_ext.launch import process
+from axonn_ext.launch.launcher import launch
 from axonn_ext.launch.place import Process
 from axonn_ext.spec.grid import GridShape
 from axonn_ext.spec.model import ModelConfig
@@ -231,9 +232,6 @@ def _weigh(plan: Plan, spec: SystemSpec, console: Console) -> MemoryUse:
 
 def _launch(plan: Plan) -> Any:
     """Starts the processes of a plan, and returns their result."""
-    # Imported here, since it takes a sixth of a second, which the started processes can save.
-    from axonn_ext.launch.launcher import launch
-
     with tempfile.TemporaryDirectory(prefix="axonn_ext_bench_") as name:
         folder = Path(name)
         (folder / PLAN_FILE).write_text(plan.to_json())
