@@ -32,10 +32,15 @@ class Run:
         with log.open("wb") as output:
             output.write(f"$ {' '.join(command)}\n".encode())
             output.flush()
-            self.process = subprocess.Popen(
-                command, cwd=ROOT, env={**variables, MARK: self._mark}, stdin=subprocess.DEVNULL,
-                stdout=output, stderr=subprocess.STDOUT, start_new_session=True,
-            )  # fmt: skip
+            try:
+                self.process = subprocess.Popen(
+                    command, cwd=ROOT, env={**variables, MARK: self._mark},
+                    stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
+                    start_new_session=True,
+                )  # fmt: skip
+            except BaseException:  # a signal, whose handler raises, may come once it has started
+                _kill_marked(f"{MARK}={self._mark}".encode())
+                raise
 
     def has_ended(self) -> bool:
         """Whether the command has ended, which it must when its time is up."""

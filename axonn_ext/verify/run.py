@@ -9,12 +9,11 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from types import FrameType
-from typing import Any, NoReturn
+from typing import Any
 
 from axonn_ext.settings import PRODUCT_KERNELS, worker_environment
 from axonn_ext.stamps import Verdict
@@ -61,8 +60,11 @@ def run_group(group: Group, *, seconds: float, device: str = "cuda") -> Outcome:
     This counts as a failure only if they had the group's own time.
     """
     start = time.monotonic()
-    with _sigterm_raises(), tempfile.TemporaryDirectory(prefix="axonn_verify_") as folder:
-        processes = _Processes(group, Path(folder))
+    with (
+        _ended_by_sigterm() as heard,
+        tempfile.TemporaryDirectory(prefix="axonn_verify_") as folder,
+    ):
+        processes = _Processes(group, Path(folder), heard)
         try:
             processes.start(device=device)
             late = not processes.wait(start + seconds)
@@ -93,24 +95,30 @@ def verdicts_of(outcomes: Iterable[Outcome]) -> dict[str, Verdict]:
 
 
 @contextmanager
-def _sigterm_raises() -> Iterator[None]:
-    """Turns SIGTERM into a TrainingError inside, so that the started processes are ended, too."""
+def _ended_by_sigterm() -> Iterator[list[int]]:
+    """Notes SIGTERM in a list, and raises a TrainingError at the end if it came.
 
-    def end(number: int, frame: FrameType | None) -> NoReturn:
-        raise TrainingError(f"ended by {signal.Signals(number).name}")
-
-    before = signal.signal(signal.SIGTERM, end)
+    A handler that raised could do so where subprocess.Popen holds its lock, which is then never
+    released, or before a process that has started is known to the one who must end it.
+    """
+    heard: list[int] = []
+    before = signal.signal(signal.SIGTERM, lambda number, frame: heard.append(number))
     try:
-        yield
+        yield heard
     finally:
         signal.signal(signal.SIGTERM, before)
+    if heard:
+        raise TrainingError("ended by SIGTERM")
 
 
 class _Processes:
-    """The processes of a group, each in its own session. Their output and results go to files."""
+    """The processes of a group, each in its own session. Their output and results go to files.
 
-    def __init__(self, group: Group, folder: Path) -> None:
-        self._group, self._folder = group, folder
+    heard  the signals that this process has got; nothing is waited for once there is one
+    """
+
+    def __init__(self, group: Group, folder: Path, heard: Sequence[int]) -> None:
+        self._group, self._folder, self._heard = group, folder, heard
         self.running: list[subprocess.Popen[bytes]] = []
 
     def start(self, *, device: str) -> None:
@@ -153,7 +161,7 @@ class _Processes:
 
     def wait(self, deadline: float) -> bool:
         """Whether all have ended in time. Once one has failed, the others get little time."""
-        while any(process.poll() is None for process in self.running):
+        while not self._heard and any(process.poll() is None for process in self.running):
             if any(process.poll() for process in self.running):
                 deadline = min(deadline, time.monotonic() + GRACE_SECONDS)
                 self._wait_until(deadline)
@@ -165,6 +173,8 @@ class _Processes:
 
     def _wait_until(self, deadline: float) -> None:
         while time.monotonic() < deadline and any(p.poll() is None for p in self.running):
+            if self._heard:
+                return
             time.sleep(0.02)
 
     def end(self) -> None:

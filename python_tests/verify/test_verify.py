@@ -38,9 +38,10 @@ def group(target: str, kernel: str = "fused", num_ranks: int = 1, gpus: int = 1)
     return Group(target, kernel, f"verify_targets:{target}", num_ranks, gpus)
 
 
-# What the command does with its groups.
-HANG = """
-import sys
+# What the command does with its groups; it says where it is if it does not end.
+HANG = f"""
+import faulthandler, sys
+faulthandler.dump_traceback_later({HANG_SECONDS / 2}, exit=True)
 from axonn_ext.terminal.errors import TrainingError
 from axonn_ext.verify import run
 from axonn_ext.verify.groups import Group
