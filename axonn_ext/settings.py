@@ -261,11 +261,13 @@ def take_rank(rank: int, environment: MutableMapping[str, str] = os.environ) -> 
     take_place({**slurm.as_torchrun(environment), **environment, "RANK": str(rank)}, environment)
 
 
-def stay_on_this_host(environment: MutableMapping[str, str] = os.environ) -> None:
-    """Lets gloo and NCCL, neither yet started, listen on loopback where the job has one host.
+def prepare_connections(environment: MutableMapping[str, str] = os.environ) -> None:
+    """Lets gloo, which has not started, connect two ranks when they first need each other.
 
-    They ask nobody who connects. Variables that the user has set are not changed.
+    Where the job has one host, gloo and NCCL listen on loopback: they ask nobody who connects.
+    Variables that the user has set are not changed.
     """
+    environment.setdefault("TORCH_GLOO_LAZY_INIT", "1")
     launch = launch_environment(environment)
     if launch is None or launch.one_host:
         environment.setdefault("GLOO_SOCKET_IFNAME", "lo")

@@ -267,7 +267,7 @@ def process_group(process: Process, store: Store, device: str = "cpu") -> Iterat
     Raises: MeetingError where ranks cannot connect to each other; UserError where ranks that meet
         inside differ, or one does not come.
     """
-    settings.stay_on_this_host()
+    settings.prepare_connections()
     if process.world_size > 1:
         with _store_needed():
             check_connections(store, process)
@@ -285,6 +285,8 @@ def process_group(process: Process, store: Store, device: str = "cpu") -> Iterat
                 world_size=process.world_size,
                 timeout=timedelta(seconds=settings.load().timeout_seconds),
             )
+        assert dist.group.WORLD is not None
+        meeting.connect(dist.group.WORLD)
     except RuntimeError as error:
         if device == "cuda" or threads.ran_out(error):
             raise

@@ -68,7 +68,7 @@ def _join(task: Task) -> None:
             settings.let_ranks_share_gpus(task.rank)
         torch.cuda.set_device(task.rank % num_gpus)
     if task.num_ranks > 1 or task.device == "cuda":
-        settings.stay_on_this_host()
+        settings.prepare_connections()
         seconds = timedelta(seconds=settings.load().timeout_seconds)
         store = dist.FileStore(task.store)
         store.set_timeout(seconds)

@@ -27,7 +27,7 @@ def flags_written_by_the_queue() -> list[int]:
 
     def call() -> Tensor:
         return torch.ops.axonn._fused_all_gather_matmul(
-            shards[rank], others[rank], "rows", "copy_engine", 0, group, size, 5.0
+            shards[rank], others[rank], "rows", "copy_engine", 0, group, size, 60.0
         )
 
     results, graph = [call()], torch.cuda.CUDAGraph()

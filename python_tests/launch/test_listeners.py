@@ -91,19 +91,23 @@ def test_ranks_of_torchrun_on_one_host_listen_on_loopback_alone(tmp_path: Path) 
 
 
 @pytest.mark.parametrize(
-    ("environment", "interface"),
+    ("environment", "interface", "lazy"),
     [
-        ({}, "lo"),
-        ({"RANK": "0", "WORLD_SIZE": "2", "GROUP_WORLD_SIZE": "1"}, "lo"),
-        ({"RANK": "0", "WORLD_SIZE": "2", "GROUP_WORLD_SIZE": "2"}, None),
-        ({"RANK": "0", "WORLD_SIZE": "2"}, None),  # another launcher, which may have several hosts
-        ({"GLOO_SOCKET_IFNAME": "eth7", "NCCL_SOCKET_IFNAME": "eth7"}, "eth7"),
+        ({}, "lo", "1"),
+        ({"RANK": "0", "WORLD_SIZE": "2", "GROUP_WORLD_SIZE": "1"}, "lo", "1"),
+        ({"RANK": "0", "WORLD_SIZE": "2", "GROUP_WORLD_SIZE": "2"}, None, "1"),
+        # another launcher, which may have several hosts
+        ({"RANK": "0", "WORLD_SIZE": "2", "TORCH_GLOO_LAZY_INIT": "0"}, None, "0"),
+        ({"GLOO_SOCKET_IFNAME": "eth7", "NCCL_SOCKET_IFNAME": "eth7"}, "eth7", "1"),
     ],
 )
-def test_the_interface_of_a_job(environment: dict[str, str], interface: str | None) -> None:
-    settings.stay_on_this_host(environment)
+def test_the_connections_of_a_job(
+    environment: dict[str, str], interface: str | None, lazy: str
+) -> None:
+    settings.prepare_connections(environment)
     for library in ("GLOO", "NCCL"):
         assert environment.get(f"{library}_SOCKET_IFNAME") == interface
+    assert environment["TORCH_GLOO_LAZY_INIT"] == lazy
 
 
 # --- What the store says is not believed ----------------------------------------------------------

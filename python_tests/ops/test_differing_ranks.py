@@ -9,6 +9,7 @@ import contextlib
 import dataclasses
 import itertools
 import os
+import re
 import resource
 import threading
 import time
@@ -261,9 +262,11 @@ def test_compared_calls_leave_nothing_behind_in_the_store(pool):
 # --- Time limits ----------------------------------------------------------------------------------
 
 
-def wait_for_ranks_that_never_come(algorithm: str) -> tuple[str, float]:
+def wait_for_ranks_that_never_come(algorithm: str, lazy: str) -> tuple[str, float]:
     """The error of rank 0, and after how many seconds it came."""
-    group = new_group()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TORCH_GLOO_LAZY_INIT", lazy)
+        group = new_group()
     if dist.get_rank() != 0:
         return "", 0.0
     began = time.monotonic()
@@ -272,10 +275,12 @@ def wait_for_ranks_that_never_come(algorithm: str) -> tuple[str, float]:
     return error, time.monotonic() - began
 
 
+@pytest.mark.parametrize("lazy", ["0", "1"], ids=["connected", "connected on demand"])
 @pytest.mark.parametrize("algorithm", ["fused", "sequential"])
-def test_the_first_call_of_a_group_ends_in_time(pool, algorithm):
-    message, seconds = pool(3).run(wait_for_ranks_that_never_come, algorithm)[0]
-    assert "all_gather: rank 0 waited for rank 1 of group" in message
+def test_the_first_call_of_a_group_ends_in_time(pool, algorithm, lazy):
+    message, seconds = pool(3).run(wait_for_ranks_that_never_come, algorithm, lazy)[0]
+    missing = "1" if lazy == "0" else "[12]"  # neither comes; either may be connected first
+    assert re.search(f"all_gather: rank 0 waited for rank {missing} of group", message), message
     assert "has not come after 1 s (AXONN_TIMEOUT_SECONDS)" in message
     assert seconds >= 1.0
 

@@ -3,8 +3,14 @@
 #include <ATen/ops/zeros.h>
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
+#include <future>
+#include <memory>
 #include <sstream>
+#include <stdexcept>
+#include <thread>
+#include <utility>
 #include <vector>
 
 #include "core/ranks/errors.h"
@@ -13,9 +19,39 @@ namespace axonn::ops {
 namespace {
 
 using Clock = std::chrono::steady_clock;
+using BackendPtr = c10::intrusive_ptr<c10d::Backend>;
 using WorkPtr = c10::intrusive_ptr<c10d::Work>;
 
 constexpr int kTag = 0x61786e6e;  // a tag that no user's program is likely to send under
+
+// A byte that goes to each peer, and one that comes from it.
+struct Transfers {
+  std::vector<WorkPtr> sent, received;
+  std::atomic<int> peer = 0;  // whose transfers are being started
+};
+
+// Starts all transfers, before any is waited for. That takes no time between ranks that are
+// connected; where gloo connects them at their first transfer (TORCH_GLOO_LAZY_INIT), it waits for
+// the peer, for five times the limit of the group. So it happens in a thread of its own, which is
+// left to itself if the peer does not come.
+std::future<void> start(const BackendPtr& connected, const std::shared_ptr<Transfers>& transfers) {
+  std::packaged_task<void()> task([connected, transfers] {
+    std::vector<at::Tensor> out{at::zeros({1}, at::kByte)};
+    const int size = connected->getSize();
+    transfers->sent.resize(size);
+    transfers->received.resize(size);
+    for (int peer = 0; peer < size; ++peer) {
+      if (peer == connected->getRank()) continue;
+      transfers->peer = peer;
+      std::vector<at::Tensor> in{at::zeros({1}, at::kByte)};
+      transfers->received[peer] = connected->recv(in, peer, kTag);
+      transfers->sent[peer] = connected->send(out, peer, kTag);
+    }
+  });
+  auto started = task.get_future();
+  std::thread(std::move(task)).detach();
+  return started;
+}
 
 }  // namespace
 
@@ -49,20 +85,15 @@ void meet(const char* op, c10d::ProcessGroup& group, const std::string& label,
       throw comm::CommunicationError(what.str());
     }
   };
-  // All sends and receives are started before any is waited for.
-  const int size = group.getSize();
-  std::vector<WorkPtr> sent(size), received(size);
-  std::vector<at::Tensor> out{at::zeros({1}, at::kByte)};
-  for (int peer = 0; peer < size; ++peer) {
-    if (peer == group.getRank()) continue;
-    std::vector<at::Tensor> in{at::zeros({1}, at::kByte)};
-    settle(peer, [&] {
-      received[peer] = connected->recv(in, peer, kTag);
-      sent[peer] = connected->send(out, peer, kTag);
-    });
-  }
-  for (auto* works : {&received, &sent}) {
-    for (int peer = 0; peer < size; ++peer) {
+  const auto transfers = std::make_shared<Transfers>();
+  auto started = start(connected, transfers);
+  const bool in_time = started.wait_until(end) == std::future_status::ready;
+  settle(transfers->peer, [&] {
+    if (!in_time) throw std::runtime_error("not connected");
+    started.get();
+  });
+  for (const auto* works : {&transfers->received, &transfers->sent}) {
+    for (int peer = 0; peer < group.getSize(); ++peer) {
       const auto& work = (*works)[peer];
       if (work == nullptr) continue;
       const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(end - Clock::now());

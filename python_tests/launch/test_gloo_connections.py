@@ -1,0 +1,56 @@
+"""How many ranks gloo connects with each other, and what they notice of each other's end."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+
+from axonn_ext import meeting
+from commands import ROOT, environment
+from limits import HANG_SECONDS
+
+PEERS = 7  # in both worlds: all other ranks of 8, and those 1, 2, 4 and 8 away of 16
+
+
+def said_by_ranks(size: int) -> list[dict[str, Any]]:
+    command = [sys.executable, str(ROOT / "python_tests/support/gloo_ranks.py"), str(size)]
+    done = subprocess.run(
+        command, env=environment(), capture_output=True, text=True, timeout=HANG_SECONDS
+    )
+    lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    assert sorted(said["rank"] for said in lines) == list(range(size)), done.stderr
+    return lines
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("size", "of_data"), [(8, 3), (16, 7)])
+def test_sockets_of_a_rank(size: int, of_data: int) -> None:
+    """They do not grow with the world, and the end of a rank is still noticed by all at once."""
+    for said in said_by_ranks(size):
+        assert said["world"] == 1 + PEERS, "a listener, and the connections"
+        assert said["grid"] == 1 + (1 + 1) + (1 + of_data), "the groups of one rank, x and data"
+        ended = said["rank"] == size - 1
+        assert ("error" in said) != ended and (ended or "by peer" in said["error"]), said
+
+
+def left_alone() -> str:
+    """What `connect` says on rank 0 where rank 1 does not call it."""
+    group = dist.new_group([0, 1], timeout=timedelta(seconds=1))
+    if dist.get_rank() == 0:
+        with pytest.raises(RuntimeError) as error, pytest.MonkeyPatch.context() as patch:
+            patch.setenv("AXONN_TIMEOUT_SECONDS", "0.3")
+            meeting.connect(group)
+        return str(error.value)
+    return ""
+
+
+def test_a_rank_that_does_not_connect(pool) -> None:
+    said, _ = pool(2).run(left_alone)
+    start = "not all of ranks 0, 1 connected within 0.3 s (AXONN_TIMEOUT_SECONDS): "
+    assert said.startswith(start), said
