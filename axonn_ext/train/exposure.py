@@ -127,6 +127,10 @@ class Exposure:
                 lines.append(line)
         return lines + self._verdict()
 
+    def waited(self) -> float:
+        """Returns the seconds for which this rank has waited for others so far, as its host saw."""
+        return sum(self._waited_in_ops().values()) + sum(self._lanes_so_far()[0].values())
+
     def _verdict(self) -> list[str]:
         """Says whether overlap, if it is on, has saved time."""
         if not self._overlaps:

@@ -28,6 +28,7 @@ from axonn_ext.train.kept_labels import count_labels
 from axonn_ext.train.metrics import EvaluationMetrics, MetricsSink, StepMetrics
 from axonn_ext.train.model import TrainedModel
 from axonn_ext.train.nonfinite import NonFinite
+from axonn_ext.train.slow_ranks import SlowRanks
 
 
 @dataclass(frozen=True)
@@ -100,6 +101,9 @@ class Trainer:
             waited_for_messages=lambda: model.waited_seconds,
         )  # fmt: skip
         self.exposure = self._make_exposure(num_steps=config.train.steps)
+        self._slow_ranks = SlowRanks(
+            grid, device=job.device, waited=lambda: self.exposure.waited(), say=say
+        )
 
     def warm_up(self) -> int:
         """Measures which algorithms "auto" uses in this run; returns how many calls were measured.
@@ -180,9 +184,11 @@ class Trainer:
                 if self._nonfinite.is_fine(step + 1, gradients.loss, gradients.norm):
                     with self.exposure.span("optimizer"):
                         self._optimizer.step(lr, gradient_factor=gradients.factor)
+            seconds = time.perf_counter() - began
+            self._slow_ranks.step(seconds)
             overflowed = self._scaler is not None and not math.isfinite(gradients.norm)
             if math.isfinite(gradients.loss) and (overflowed or math.isfinite(gradients.norm)):
-                self._report(step + 1, gradients, lr, time.perf_counter() - began)
+                self._report(step + 1, gradients, lr, seconds)
             self._done = done = step + 1
             stops = self._stop is not None and self._stop(done)
             self._checkpoints.after_step(done, last=stops or done == train.steps)

@@ -1,0 +1,83 @@
+"""A rank that is slow for long is named, and none that is slow for a while."""
+
+from __future__ import annotations
+
+import itertools
+import random
+import socket
+from collections.abc import Callable
+
+import torch.distributed as dist
+
+from axonn_ext import GridShape
+from axonn_ext.train.slow_ranks import IN_A_ROW, WINDOW, SlowRanks
+from grids import grid_of
+
+STEP, MORE = 0.1, 1.5  # seconds of each rank's step, and how many times as long a slow rank works
+
+
+def said(shape: GridShape, factor: Callable[[int, int], float], windows: int) -> list[str]:
+    """What rank 0 says; factor(rank, window): of this rank's work."""
+    lines: list[str] = []
+    own, waited, rank = 0.0, 0.0, dist.get_rank()
+    noise = random.Random(rank)
+    grid = grid_of(shape)
+    slow = SlowRanks(grid, device="cpu", waited=lambda: waited, say=None if rank else lines.append)
+    for window, step in itertools.product(range(windows), range(WINDOW)):
+        own = STEP * factor(rank, window) * noise.uniform(0.97, 1.03)
+        if step % 10 == 0:
+            own += STEP * noise.uniform(0, 9)  # a checkpoint, or whatever else comes now and then
+        waited += 20 * STEP - own
+        slow.step(20 * STEP)  # as long on each rank
+    return lines
+
+
+def of_rank_3(rank: int, window: int) -> float:
+    return MORE if rank == 3 else 1.0
+
+
+def of_rank_3_in_a_stage(rank: int, window: int) -> float:
+    return (MORE if rank == 3 else 1.0) * (1 + rank // 2)
+
+
+def of_a_stage(rank: int, window: int) -> float:
+    return 1.0 + rank // 2
+
+
+def of_another_rank_each_time(rank: int, window: int) -> float:
+    return MORE if rank == window % 4 else 1.0
+
+
+def for_a_while(rank: int, window: int) -> float:
+    return MORE if rank == 3 and window % IN_A_ROW else 1.0
+
+
+def slightly(rank: int, window: int) -> float:
+    return 1.1 if rank == 3 else 1.0
+
+
+def test_a_rank_that_stays_slow_is_named_once(pool) -> None:
+    for shape, factor in (
+        (GridShape(x=2, data=2), of_rank_3),
+        (GridShape(pipe=2, z=2), of_rank_3_in_a_stage),
+    ):
+        lines, *others = pool(4).run(said, shape, factor, 3 * IN_A_ROW)
+        [line] = lines
+        assert not any(others)
+        begin = f"warning: rank 3 (host {socket.gethostname()}) slows down the job: a step without"
+        assert line.startswith(begin)
+        assert line.endswith(f"for {IN_A_ROW * WINDOW} steps now")
+        ratio = float(line.partition("takes it ")[2].split()[0])
+        assert abs(ratio - MORE) < 0.1, "noise is 3 % on each side"
+
+
+def test_nobody_is_named_who_is_slow_for_a_while_or_has_more_to_do(pool) -> None:
+    flat = GridShape(x=2, data=2)
+    for shape, factor, windows in (
+        (flat, of_rank_3, IN_A_ROW - 1),
+        (flat, of_another_rank_each_time, 3 * IN_A_ROW),
+        (flat, for_a_while, 3 * IN_A_ROW),
+        (flat, slightly, 3 * IN_A_ROW),
+        (GridShape(pipe=2, z=2), of_a_stage, 3 * IN_A_ROW),
+    ):
+        assert not any(pool(4).run(said, shape, factor, windows)), factor
