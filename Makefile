@@ -41,7 +41,7 @@ export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
 .PHONY: help build demo test test-cpp test-python test-long test-slow test-sanitizers gpu-check \
-        cuda-check emulate emulate-slow emulate-torch triton-check matrix \
+        cuda-check emulate emulate-slow emulate-torch triton-check matrix mutants \
         lint format clean \
         python environment lint-tools
 
@@ -77,6 +77,9 @@ test-slow: build  ## run the slow Python tests
 
 gpu-check:  ## build, test, time and train on this machine's GPUs (BUDGET=seconds STAGE=... RESULTS=folder)
 	@BUDGET='$(BUDGET)' STAGE='$(STAGE)' RESULTS='$(RESULTS)' ANYWAY='$(ANYWAY)' $(PYTHON) tools/gpu_check.py
+
+mutants: build  ## make mistakes in a copy, and see whether make test would notice (ONLY=text)
+	$(VENV)/bin/python tools/mutants.py --only '$(ONLY)'
 
 test-sanitizers: environment  ## run the core's tests under thread and address sanitizer
 	@$(call ctest,$(CPP_BUILD)-thread,thread,core_tests,)

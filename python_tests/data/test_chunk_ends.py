@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch.distributed as dist
 
-from axonn_ext.data import ShuffledDocuments, whole
+from axonn_ext.data import ArrayTokens, ShuffledDocuments, whole
 from axonn_ext.data.chunk_ends import Shelf, kept
 from axonn_ext.data.index_writer import IndexedWriter
 from axonn_ext.data.indexed import IndexedTokens
@@ -157,7 +157,8 @@ def test_epochs_of_token_files_are_read_from_their_tables(
     files, random = TokenFiles(tmp_path / "corpus"), np.random.default_rng(0)
     lengths = random.integers(1, 9, 5000)
     with IndexedWriter(files, np.dtype("<u2")) as writer:
-        writer.add(random.integers(0, 999, lengths.sum()).astype("<u2"), lengths)
+        data = random.integers(0, 999, lengths.sum()).astype("<u2")
+        writer.add(data, lengths)
         writer.finish({})
 
     class Counted(IndexedTokens):
@@ -177,3 +178,8 @@ def test_epochs_of_token_files_are_read_from_their_tables(
     assert all(map(np.array_equal, *read))
     assert looked_up[0] - looked_up[1] == 2 * 2 * 5000, "two epochs, both ends of each document"
     assert len([*(tmp_path / "corpus.orders").iterdir()]) == 2
+    of_files, in_memory = (
+        ShuffledDocuments(whole(tokens), sequence_length=16, seed=4).sequences(0, 4)
+        for tokens in (IndexedTokens(files), ArrayTokens(data, lengths))
+    )
+    assert np.array_equal(of_files, in_memory), "another seed has tables of its own"

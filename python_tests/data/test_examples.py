@@ -51,8 +51,11 @@ def bytes_ending_in(end_id: int | None) -> Prompts:
         return Prompts(ByteVocabulary(), model=Path(folder))
 
 
-def test_only_completions_are_learned(tmp_path) -> None:
-    path = write(tmp_path / "a.jsonl", {"prompt": "ab", "completion": "cde"}, {"text": "xyz"})
+@pytest.mark.parametrize("end", ["", chr(END)])
+def test_only_completions_are_learned(end: str, tmp_path) -> None:
+    """Each ends in one END, which is learned, whether or not it is there already."""
+    lines = {"prompt": "ab", "completion": "cde" + end}, {"text": "xyz" + end}
+    path = write(tmp_path / "a.jsonl", *lines)
     examples = load(path, held_out=0)
     assert [bytes(e.tokens.tolist()) for e in examples.train] == [b"abcde\0", b"xyz\0"]
     batch = PackedBatches(examples.train, sequence_length=LENGTH, batch_size=1).micro_batch(0, 0)

@@ -52,9 +52,11 @@ def test_a_prompt_keeps_the_special_tokens_that_it_has(ending) -> None:
 
 def test_prompts_and_completions_are_learned_alike(ending, tmp_path) -> None:
     path = tmp_path / "a.jsonl"
-    lines = [{"prompt": "Five</s>", "completion": " six"}, {"text": "Five"}]
+    texts = [" six", " six</s>"]
+    lines = [*({"prompt": "Five</s>", "completion": text} for text in texts), {"text": "Five"}]
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    pair, text = load_examples(str(path), ending, sequence_length=64, held_out=0).train
+    pair, ended, text = load_examples(str(path), ending, sequence_length=64, held_out=0).train
+    assert pair.tokens.tolist() == ended.tokens.tolist(), "a second EOS"
     given = ending.prompt("Five</s>")
     assert pair.tokens.tolist()[: len(given)] == given
     assert pair.learned.tolist() == [False] * len(given) + [True] * (len(pair.tokens) - len(given))

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from axonn_ext import (
+    GridShape,
     clip_grad_norm_,
     full_gradients,
     full_state_dict,
@@ -121,6 +122,24 @@ def test_merged_weights_compute_the_same(name, targets, world_size, pool) -> Non
         for shape, error, left in found:
             assert error < 1e-12, shape  # fp64
             assert left == 0
+
+
+def is_rounded_once() -> bool:
+    model = models.build(CONFIGS["llama"], grid_of(GridShape()), seed=2, dtype=torch.bfloat16)
+    add_adapters(model, rank=RANK, alpha=ALPHA, targets="down_proj", seed=4)
+    want = []
+    with torch.no_grad():
+        for linear, adapter in adapters_of(model):
+            (target,) = adapter.targets
+            a, b = adapter.a(target).float(), adapter.b(target).normal_().float()
+            sum_of_both = linear.weight.float() + b @ a * (ALPHA / RANK)
+            want.append((linear, sum_of_both.bfloat16()))
+    merge_adapters(model)
+    return bool(want) and all(torch.equal(linear.weight, merged) for linear, merged in want)
+
+
+def test_a_merge_in_low_precision_is_rounded_once(pool) -> None:
+    assert pool(1).run(is_rounded_once) == [True]
 
 
 def initial(name: str) -> list[dict[str, torch.Tensor]]:

@@ -11,9 +11,11 @@ import torch
 from axonn_ext import (
     GridShape,
     checkpoint,
+    from_pretrained,
     full_gradients,
     full_state_dict,
     models,
+    save_pretrained,
     sync_gradients,
 )
 from axonn_ext.models import ModelConfig, ParallelConfig
@@ -52,6 +54,28 @@ def test_initial_values_are_those_of_one_rank(pool, name: str) -> None:
         for got in pool(4).run(state_on, shape, ODD[name]):
             assert got.keys() == want.keys()
             assert all(torch.equal(got[key], want[key]) for key in want), shape
+
+
+def save(folder: Path, config: ModelConfig) -> None:
+    save_pretrained(models.build(config, grid_of(GridShape()), seed=4), folder)
+
+
+def padding_of(folder: Path, shape: GridShape) -> list[bool]:
+    """Whether it is zero, of each parameter that has some. New memory is full of nan."""
+    torch.use_deterministic_algorithms(True)
+    try:
+        model = from_pretrained(folder, grid_of(shape))
+    finally:
+        torch.use_deterministic_algorithms(False)
+    padded = [p for p in sharded_parameters(model) if p.spec.padding]
+    return [not p.parameter[p.own_rows() :].count_nonzero() for p in padded]
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_padding_of_a_loaded_model_is_zero(pool, name: str, tmp_path: Path) -> None:
+    pool(1).run(save, tmp_path / "model", ODD[name])
+    for found in pool(4).run(padding_of, tmp_path / "model", GridShape(2, 2)):
+        assert found and all(found)
 
 
 def train(shape: GridShape, config: ModelConfig, dtype: torch.dtype, kind: str) -> list[str]:

@@ -24,15 +24,16 @@ from torch.testing._internal.distributed import fake_pg  # noqa: F401  (register
 from axonn_ext import Grid, clip_grad_norm_, models, overlap, sync_gradients
 from axonn_ext.bench.loss.memory import peak_bytes
 from axonn_ext.models import Transformer
+from axonn_ext.nn import DeferredWeightGradients
 from axonn_ext.optim import AdamW
 from axonn_ext.planner.errors import PlannerError
 from axonn_ext.planner.job import Job, Options, violations
-from axonn_ext.planner.memory.activations import kept_of
+from axonn_ext.planner.memory.activations import deferred_bytes_of, kept_of
 from axonn_ext.planner.memory.peak import memory_of
 from axonn_ext.planner.memory.states import states_of
 from axonn_ext.planner.step.parameters import parameters_by_axes, parameters_of_rank
 from axonn_ext.planner.step.rank import Rank
-from axonn_ext.spec.family import FAMILIES, find_family
+from axonn_ext.spec.family import FAMILIES, RMS_NORM, find_family
 from axonn_ext.spec.grid import GridShape
 from axonn_ext.spec.model import ModelConfig
 from axonn_ext.spec.optimizer import OptimizerOptions
@@ -209,8 +210,34 @@ def test_activations_are_what_saved_tensor_hooks_count(job):
 
 def check_activations(job: Job) -> None:
     kept = kept_of(job).total(job.model.num_layers, job.options.recomputation)
-    # Exact with torch 2.13; others may keep statistics of a row in another dtype.
-    assert kept == pytest.approx(saved_bytes(job), rel=0.005)
+    # torch's LayerNorm may keep statistics of 16-bit rows in either dtype. 4 bytes: the loss.
+    torchs = job.model.traits.norm is not RMS_NORM and job.grid.y == 1 and job.options.width == 2
+    assert kept == pytest.approx(saved_bytes(job), rel=0.005 if torchs else 0, abs=4)
+
+
+WAITING = ModelConfig(64, 32, 2, 4, 8, family="qwen3", num_kv_heads=2)
+
+
+@pytest.mark.parametrize(
+    ("grid", "options"),
+    [
+        (GridShape(), {"dtype": "bf16"}),
+        (GridShape(2, 2, 2), {"dtype": "fp32"}),
+        (GridShape(2, 2), {"save_gathered": True}),
+        (GridShape(2, 2), {"layout": "replicated"}),
+    ],
+    ids=str,
+)
+def test_deferred_weight_gradients_wait_with_as_many_bytes(
+    grid: GridShape, options: dict[str, Any]
+) -> None:
+    job = Job(WAITING, grid, Options(overlap=None, **options), 8)
+    with absent_peers(grid.size):
+        model, ids = build(job), token_ids(job)
+        with DeferredWeightGradients(model).collecting() as later:
+            loss = model.loss(ids, ids, 1.0)
+        loss.backward()
+        assert later.num_bytes == deferred_bytes_of(job, 0)
 
 
 # --- Peaks ---------------------------------------------------------------------------------------

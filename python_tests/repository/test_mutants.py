@@ -1,6 +1,6 @@
-"""tools/emulate_mutants.py: the table fits code and docs, and the tests' output is read right.
+"""Tables of mutants fit the code, and the output of the tests of tools/emulate_mutants.py is read.
 
-Whether the machine notices each mutant, `make emulate-slow` tells.
+Whether tests notice each mutant, tools/emulate_mutants.py and `make mutants` tell.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from types import ModuleType
 
 import pytest
 
-from loading import load_all
+from loading import load, load_all
 
 modules = load_all("tools/emulate_mutants.py")
 
@@ -41,6 +41,15 @@ def test_host_mutants_change_texts_that_occur(tool: ModuleType, table: ModuleTyp
     assert len(changes) > 40
     for mutant in (m for change in changes for m in change.mutants()):
         assert tool.edited_source(mutant) != (table.ROOT / mutant.change.part.source).read_text()
+
+
+def test_mistakes_have_a_place_and_tests() -> None:
+    tool = load("tools/mutants.py")
+    mutants = tool.load_table()
+    assert len({m.name for m in mutants}) == len(mutants)
+    for mutant in mutants:
+        assert mutant.edited(tool.ROOT) != (tool.ROOT / mutant.source).read_text()
+        assert all((tool.ROOT / "python_tests" / path).exists() for path in mutant.tests.split())
 
 
 def test_docs_have_the_table(table: ModuleType) -> None:

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from axonn_ext.checkpoint.manifest import read_manifest
 from axonn_ext.terminal.errors import TrainingError, UserError
 from axonn_ext.train.metrics import RunMetrics, StepMetrics, read_metrics
 from axonn_ext.train.plot import plot_loss
@@ -194,37 +193,12 @@ SAVES = FP16 | {
 }  # fmt: skip
 
 
-def scales(folder: Path) -> list[tuple[int, float, float | None, float, int]]:
-    return [(m.step, m.loss, m.grad_norm, m.loss_scale, m.skipped_steps)
-            for m in read_metrics(folder).steps]  # fmt: skip
-
-
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run in fp16 that was never interrupted."""
     folder = tmp_path_factory.mktemp("whole") / "run"
     train_here(folder, **SAVES)
     return folder
-
-
-@pytest.mark.parametrize("step", [2, 8, 10])
-def test_a_resumed_run_has_the_same_scales_and_losses(tmp_path, whole, step) -> None:
-    folder = tmp_path / "run"
-    source = whole / "checkpoints" / f"step-{step:08d}"
-    state = read_manifest(source).extra["loss_scaler"]
-    assert set(state) == {"loss_scale", "clean_steps", "num_overflows"}
-    train_here(folder, **SAVES | {"checkpoint.resume": source})
-    assert scales(folder) == [line for line in scales(whole) if line[0] > step]
-
-
-def test_some_resumed_runs_begin_within_a_window(whole) -> None:
-    found = [
-        read_manifest(whole / "checkpoints" / f"step-{step:08d}").extra["loss_scaler"]
-        for step in (2, 8, 10)
-    ]
-    assert any(state["clean_steps"] for state in found)
-    assert any(state["num_overflows"] for state in found)
-    assert len({m.loss_scale for m in read_metrics(whole).steps}) > 2
 
 
 @pytest.mark.parametrize("dtype", ["bf16", "fp32"])

@@ -42,8 +42,6 @@ def test_the_mean_is_over_the_labels_that_are_left(plain: RunMetrics, tmp_path: 
     # Half of the 31 of 32 targets that have a window; text repeats itself, so not exactly.
     assert all(0.3 < m.dropped < 0.65 for m in plain.steps)
     assert [m.dropped for m in whole.steps] == [0.0]
-    # Any byte is as likely at first: a sum over the kept ones divided by all would be half of this.
-    assert plain.steps[0].loss == pytest.approx(math.log(256), rel=0.02)
     assert plain.steps[0].loss != whole.steps[0].loss
     # The weights are the same still, and evaluation takes all labels.
     assert plain.evaluations[0].eval_loss == whole.evaluations[0].eval_loss

@@ -27,6 +27,11 @@ def test_a_key_changes_the_losses_or_none_of_them(key: str, plain, tmp_path) -> 
     assert (changed == plain) == (key in SAME)
 
 
+def test_no_clipping_is_that_of_any_norm(tmp_path) -> None:
+    chosen = [losses(tmp_path / str(norm), optim__clip_norm=norm) for norm in (0, 1e9)]
+    assert chosen[0] == chosen[1]
+
+
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory) -> list[float]:
     return losses(tmp_path_factory.mktemp("plain") / "run")

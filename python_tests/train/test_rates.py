@@ -12,11 +12,9 @@ from axonn_ext.spec.model import ModelConfig
 from axonn_ext.spec.recompute import recomputation_of
 from axonn_ext.spec.stages import Stages
 from axonn_ext.terminal.errors import UserError
-from axonn_ext.train.metrics import read_metrics
-from commands import AXONN, run, small
+from axonn_ext.train.config_file import Override, load_config
+from axonn_ext.train.rates import peak_flops_of
 from trained_here import train_here
-
-pytestmark = pytest.mark.long
 
 MODEL = ModelConfig(1024, 64, 7, 4, 128)
 
@@ -59,18 +57,17 @@ def test_hardware_flops_have_the_forward_passes_that_run_again(
     assert of_attention - MODEL.flops_per_token() == 7 * attention
 
 
-def test_a_run_prints_its_part_of_the_peak(tmp_path: Path) -> None:
-    folder = tmp_path / "run"
-    done = run(
-        [*AXONN, "train", "--grid", "x=2", "--out", str(folder), "--train.machine", "host",
-         *small(**{"parallel.recompute": "full"})]
-    )  # fmt: skip
-    assert done.status == 0, done.output
-    assert "hardware" in done.output and "% of peak" in done.output and "all attn." in done.output
+def test_a_run_prints_its_part_of_the_peak(tmp_path: Path, capsys) -> None:
+    options = {"train.machine": "host", "parallel.recompute": "full", "train.steps": 2}
+    steps = train_here(tmp_path / "run", **options).steps
+    out = capsys.readouterr().out
+    assert "hardware" in out and "% of peak" in out and "all attn." in out
     model = ModelConfig(256, 32, 2, 4, 32)
     half, whole = model.flops_per_token(), model.flops_per_token(whole_attention=True)
-    peak = 2 * load_machine("host").peak_flops["fp32"]
-    for m in read_metrics(folder).steps:
+    peak = load_machine("host").peak_flops["fp32"]
+    config = load_config(None, overrides=(Override("train.machine", "host"),))
+    assert peak_flops_of(config, 3) == 3 * peak
+    for m in steps:
         assert m.peak_fraction == pytest.approx(m.tokens_per_s * half / peak)
         assert m.whole_peak_fraction == pytest.approx(m.tokens_per_s * whole / peak)
         assert m.hardware_tflops == pytest.approx(

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import math
 from pathlib import Path
 
 import pytest
 
 from axonn_ext.checkpoint.folder import CheckpointFolder
-from axonn_ext.data import Batch, PackedBatches, TrainingBatches
 from axonn_ext.terminal.errors import UserError
 from axonn_ext.train.metrics import read_metrics
 from commands import AXONN, run, small, torchrun
@@ -35,25 +33,6 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
-def test_a_resumed_run_has_the_losses_of_one_that_went_through(tmp_path, whole, dtype) -> None:
-    folder = tmp_path / "run"
-    options = SAVES | {"train__dtype": dtype, "train__micro_batches": 2}
-    train_here(folder, **options, train__steps=4)
-    assert CheckpointFolder(folder / "checkpoints").steps() == [2, 4]
-    with (folder / "metrics.jsonl").open("a") as file:
-        file.write('{"step": 5, "loss": 99.0}\n{"step": 6, "lo')  # lost when the job ended
-    train_here(folder, **options, checkpoint__resume="auto")
-    want = tmp_path / "want"
-    train_here(want, **options)
-    assert losses(folder) == losses(want)
-    evaluations = [(e.step, e.eval_loss) for e in read_metrics(folder).evaluations]
-    assert evaluations[-1] == [(e.step, e.eval_loss) for e in read_metrics(want).evaluations][-1]
-    assert [json.loads(line)["step"] for line in (folder / "metrics.jsonl").open()] == [
-        0, 1, 2, 3, 3, 4, *([4] if len(evaluations) == 4 else []), 5, 6, 6,
-    ]  # fmt: skip
-
-
 def test_another_folder_and_changed_keys(tmp_path, whole, capsys) -> None:
     first = whole / "checkpoints" / "step-00000004"
     folder = tmp_path / "other"
@@ -65,43 +44,6 @@ def test_another_folder_and_changed_keys(tmp_path, whole, capsys) -> None:
     assert list(losses(folder)) == [5, 6, 7, 8]
     assert not (folder / "checkpoints").exists()
     assert CheckpointFolder(whole / "checkpoints").steps() == [4, 6], "the old run is as it was"
-
-
-ORDERS = {
-    "documents": {"data__order": "documents"},
-    "examples": {"data__order": "examples", "data__max_bytes": 0},
-}
-
-
-@pytest.mark.parametrize("order", ORDERS.values(), ids=ORDERS)
-def test_another_batch_size_goes_on_behind_what_was_read(
-    tmp_path, capsys, monkeypatch, order
-) -> None:
-    """Twice: 3 steps of 8 sequences, then 2 of 4 and 2 of 16 read the sequences 0 to 63 once."""
-    (text := tmp_path / "texts").mkdir()
-    for number in range(80):
-        (text / f"{number}.txt").write_text(f"{number} " * 60)
-    read: list[bytes] = []
-
-    def seen(batches: TrainingBatches | PackedBatches, step: int, index: int) -> Batch:
-        batch = real[type(batches)](batches, step, index)
-        read.extend(row.numpy().tobytes() for row in batch.token_ids)
-        return batch
-
-    real = {kind: kind.micro_batch for kind in (TrainingBatches, PackedBatches)}
-    for kind in real:
-        monkeypatch.setattr(kind, "micro_batch", seen)
-    options = SAVES | order | {"data__text": text, "train__eval_interval": 0}
-    train_here(tmp_path / "whole", **options | {"train__batch_size": 8, "train__steps": 8})
-    want, read[:] = list(read), []
-    for size, steps in ((8, 3), (4, 5), (16, 7)):
-        changed = {"train__batch_size": size, "train__steps": steps, "checkpoint__resume": "auto"}
-        train_here(tmp_path / "run", **options | changed)
-    assert read == want
-    out = capsys.readouterr().out
-    assert "train.batch_size was 4 in the run that is continued, now 16: it goes on with the" in out
-    tokens = [step.tokens for step in read_metrics(tmp_path / "run").steps]
-    assert [count // 32 for count in tokens] == [8, 16, 24, 28, 32, 48, 64]
 
 
 def test_another_length_of_sequences_says_what_is_read(tmp_path, capsys) -> None:

@@ -1,0 +1,121 @@
+"""Makes mistakes in turn, in a copy of the repository, and looks whether the daily tests notice.
+
+    .venv/bin/python tools/mutants.py [--only TEXT]      those whose file or description has TEXT
+
+The table is python_tests/mutants.toml. The copy has the files of HEAD, and what is built here.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+TABLE = ROOT / "python_tests" / "mutants.toml"
+DAILY = "not long and not slow and not gpu and not triton"
+LIMIT_S = 900
+_FAILED = 1  # the status of pytest
+
+
+@dataclass(frozen=True)
+class Mutant:
+    source: str
+    tests: str
+    what: str
+    old: str
+    new: str
+    because: str = ""
+
+    @property
+    def name(self) -> str:
+        return f"{self.source}: {self.what}"
+
+    def edited(self, root: Path) -> str:
+        """The file with the mistake. Raises ValueError if its place is not there once."""
+        text = (root / self.source).read_text()
+        if text.count(self.old) != 1:
+            raise ValueError(f"{self.name}: expected {self.old!r} once, got {text.count(self.old)}")
+        return text.replace(self.old, self.new)
+
+
+def load_table(path: Path = TABLE) -> list[Mutant]:
+    parts = tomllib.loads(path.read_text())["part"]
+    return [Mutant(p["source"], p["tests"], **row) for p in parts for row in p["change"]]
+
+
+def run_tests(tests: str) -> tuple[int, str]:
+    """The status of pytest, and the test that failed, in a fork that has torch loaded already."""
+    with tempfile.TemporaryFile() as output:
+        if not (child := os.fork()):
+            os.setsid()
+            os.dup2(output.fileno(), 1)
+            os.dup2(output.fileno(), 2)
+            import pytest
+
+            status: int = pytest.ExitCode.INTERNAL_ERROR
+            paths = [f"python_tests/{path}" for path in tests.split()]
+            try:
+                status = pytest.main(["-x", "-q", "-p", "no:cacheprovider", "-m", DAILY, *paths])
+            finally:
+                os._exit(status)
+        signal.signal(signal.SIGALRM, lambda *_: os.killpg(child, signal.SIGKILL))
+        signal.alarm(LIMIT_S)
+        status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        signal.alarm(0)
+        output.seek(0)
+        failed = re.search(r"^(?:FAILED|ERROR) (\S+)", output.read().decode(errors="replace"), re.M)
+    return status, failed[1] if failed else ""
+
+
+def run(mutants: list[Mutant]) -> int:
+    """How many are not as the table says. It runs in the copy."""
+    for tests in dict.fromkeys(m.tests for m in mutants):
+        if run_tests(tests)[0]:
+            raise ValueError(f"{tests}: expected that they pass without a mistake")
+    # A mistake could be as long, and made in the same second, as what was compiled before.
+    sys.dont_write_bytecode, os.environ["PYTHONDONTWRITEBYTECODE"] = True, "1"
+    wrong = 0
+    for mutant in mutants:
+        path, text = Path(mutant.source), Path(mutant.source).read_text()
+        path.write_text(mutant.edited(Path.cwd()))
+        status, test = run_tests(mutant.tests)
+        path.write_text(text)
+        is_wrong = (status == _FAILED) == bool(mutant.because)
+        wrong += is_wrong
+        found = f"noticed by {test}" if status == _FAILED else f"survives (status {status})"
+        print(f"{'! ' * is_wrong}{mutant.name}: {found}", flush=True)
+    print(f"mutants: {len(mutants)}, of which {wrong} are not as the table says")
+    return wrong
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--only", default="", help="mutants whose name contains this")
+    mutants = [m for m in load_table() if parser.parse_args().only in m.name]
+    with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
+        copy = Path(folder) / "copy"
+        subprocess.run(["git", "worktree", "add", "-q", "--detach", copy], cwd=ROOT, check=True)
+        try:
+            for built in (ROOT / "axonn_ext").glob("*.so"):
+                shutil.copy2(built, copy / "axonn_ext")
+            os.chdir(copy)
+            sys.path[0] = os.environ["PYTHONPATH"] = str(copy)
+            import torch  # noqa: F401  once, not for each mutant
+
+            return 1 if run(mutants) else 0
+        finally:
+            os.chdir(ROOT)
+            subprocess.run(["git", "worktree", "remove", "--force", copy], cwd=ROOT, check=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
