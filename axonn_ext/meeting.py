@@ -20,7 +20,6 @@ from axonn_ext._version import __version__
 from axonn_ext.inputs.errors import MAX_SHOWN, clipped, first_of
 from axonn_ext.stores import BATCH, absent, comes, read
 
-ALL_CONNECTED = 8  # the largest group over gloo whose ranks are all connected at once
 MOST_SAID = 8  # different sets of values of which a message tells
 MOST_KEYS = 8  # keys that a message names
 _MOST_RANGES = 16
@@ -167,31 +166,24 @@ def same_in_world(
 def connect(group: ProcessGroup) -> None:
     """Lets gloo connect the ranks of a new group that its collectives use, while all are here.
 
-    gloo would connect two ranks at their first transfer if TORCH_GLOO_LAZY_INIT is set, and a rank
-    may then wait five times the group's timeout for one that has died. So up to ALL_CONNECTED
-    ranks are all connected; of more, those of rings, trees and barriers, 2 log2(n) of n ranks.
-    Without the variable all are connected already; then no rank goes on, and may close the group,
-    before the others have connected.
+    With TORCH_GLOO_LAZY_INIT gloo would connect two ranks at their first transfer, and a rank may
+    then wait five times the group's timeout for one that has died. A barrier connects neighbors in
+    rings and trees: 2 log2(n) of n ranks. Without the variable all are connected already; the
+    barrier then keeps a rank from closing the group while others still connect.
 
     Does nothing for other backends. Raises RuntimeError if a rank cannot be reached within
     AXONN_TIMEOUT_SECONDS.
     """
-    size, seconds = group.size(), settings.load().timeout_seconds
-    if size == 1 or dist.get_backend(group) != "gloo":
+    if group.size() == 1 or dist.get_backend(group) != "gloo":
         return
+    seconds = settings.load().timeout_seconds
     try:
-        if size > ALL_CONNECTED:
-            work = dist.barrier(group, async_op=True)
-        else:
-            sent = torch.zeros(size, dtype=torch.uint8)
-            received = torch.empty_like(sent)
-            work = dist.all_to_all_single(received, sent, group=group, async_op=True)
-        work.wait(timedelta(seconds=seconds))
+        dist.barrier(group, async_op=True).wait(timedelta(seconds=seconds))
     except RuntimeError as error:
-        raise RuntimeError(
-            f"not all of {name_ranks(dist.get_process_group_ranks(group))} connected within "
-            f"{seconds:g} s (AXONN_TIMEOUT_SECONDS): {str(error).partition(chr(10))[0]}"
-        ) from None
+        text = str(error).partition("\n")[0]
+        late = f" within {seconds:g} s (AXONN_TIMEOUT_SECONDS)" if "timed out" in text else ""
+        ranks = name_ranks(dist.get_process_group_ranks(group))
+        raise RuntimeError(f"{ranks} did not all connect{late}: {text}") from None
 
 
 def name_ranks(ranks: Iterable[int]) -> str:

@@ -264,7 +264,7 @@ def take_rank(rank: int, environment: MutableMapping[str, str] = os.environ) -> 
 def prepare_connections(environment: MutableMapping[str, str] = os.environ) -> None:
     """Lets gloo, which has not started, connect two ranks when they first need each other.
 
-    Where the job has one host, gloo and NCCL listen on loopback: they ask nobody who connects.
+    Where the job has one host, gloo and NCCL listen on loopback: they do not authenticate peers.
     Variables that the user has set are not changed.
     """
     environment.setdefault("TORCH_GLOO_LAZY_INIT", "1")

@@ -128,7 +128,10 @@ class Exposure:
         return lines + self._verdict()
 
     def waited(self) -> float:
-        """Returns the seconds for which this rank has waited for others so far, as its host saw."""
+        """Returns the seconds for which this rank has waited so far, in calls of an axis.
+
+        On GPUs only what the orchestrator has waited for is known.
+        """
         return sum(self._waited_in_ops().values()) + sum(self._lanes_so_far()[0].values())
 
     def _verdict(self) -> list[str]:

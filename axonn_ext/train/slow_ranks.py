@@ -14,48 +14,50 @@ from axonn_ext.spec.grid import AXES
 
 WINDOW = 50  # steps after which ranks compare their times
 IN_A_ROW = 5  # windows in which the same rank must be the slowest before it is named
-SLOWER = 1.2  # how many times the fastest rank's time it must need
+SLOWER = 1.2  # the smallest ratio to the fastest rank's time that counts as slow
+OF_A_STEP = 0.05  # the smallest part of a step that a slow rank costs
 _RANK_BITS = 20
-_PROBE_SIZE, _NUM_PROBES = 4096, 3
+_PROBE_SIZE, _PRODUCTS, _ROUNDS = 2048, 8, 3
 
 
 class SlowRanks:
     """Names a rank whose own work takes longer than that of others for IN_A_ROW windows.
 
-    Ranks wait for the slowest one in every step, so that their steps all take as long. On CPUs they
-    compare the median of what is left of a step without its waits; on GPUs, where nobody knows how
-    long kernels wait, the time of a matmul. Stages of a pipeline, which differ in work, are
-    compared by themselves. Collectives: every WINDOW steps, an all-reduce of two integers along
-    each axis.
+    Ranks wait for the slowest one in every step, so all their steps take equally long. On CPUs they
+    compare the median of a step without its waits for others; on GPUs, whose kernels wait without
+    telling, the time of a matmul. Pipeline stages do different work, so each is compared
+    separately. Collectives, in the first step and every WINDOW steps: an all-reduce of three
+    integers along each axis but pipe, and one of one integer along pipe.
 
-    waited: returns the seconds for which this rank has waited for others so far. say: shows a line
-    to the user, on rank 0.
+    say: shows a line to the user, on rank 0.
     """
 
-    def __init__(
-        self, grid: Grid, *, device: str, waited: Callable[[], float],
-        say: Callable[[str], None] | None = None,
-    ) -> None:  # fmt: skip
-        self._grid, self._device, self._waited, self._say = grid, device, waited, say
-        self._waited_before = 0.0
-        self._own: list[float] = []  # seconds of the steps of this window
+    def __init__(self, grid: Grid, *, device: str, say: Callable[[str], None] | None = None):
+        self._grid, self._device, self._say = grid, device, say
+        self._probe = Probe(device) if device != "cpu" and grid.world_size > 1 else None
+        self._own: list[float] = []  # seconds of the steps of this window, without waits
+        self._whole: list[float] = []  # with waits
+        self._num_steps = 0
         self._slowest, self._in_a_row = -1, 0
         self._named: set[int] = set()
 
-    def step(self, seconds: float) -> None:
-        """Takes the seconds of a step; all ranks call it after each one."""
+    def step(self, seconds: float, waited: float) -> None:
+        """Takes the seconds of a step, and those it waited. All ranks call it after each step."""
         if self._grid.world_size == 1:
             return
-        waited = self._waited() if self._device == "cpu" else 0.0
-        self._own.append(seconds - (waited - self._waited_before))
-        self._waited_before = waited
-        if len(self._own) == WINDOW:
-            median = sorted(self._own)[WINDOW // 2]
+        self._num_steps += 1
+        self._own.append(seconds - waited)
+        self._whole.append(seconds)
+        if self._num_steps == 1:
+            self._slowest_of_all(0.0, 0.0)  # NCCL connects what nothing else has connected
+        elif self._num_steps % WINDOW == 0:
+            own, whole = median(self._own), OF_A_STEP * median(self._whole)
             self._own.clear()
-            self._compare(median if self._device == "cpu" else matmul_seconds(self._device))
+            self._whole.clear()
+            self._compare(*((own, whole) if self._probe is None else (self._probe.seconds(), 0.0)))
 
-    def _compare(self, own: float) -> None:
-        rank, ratio = self._slowest_of_all(own)
+    def _compare(self, own: float, least: float) -> None:
+        rank, ratio = self._slowest_of_all(own, least)
         self._in_a_row = self._in_a_row + 1 if rank == self._slowest else 1
         if ratio < SLOWER:
             rank, self._in_a_row = -1, 0
@@ -73,19 +75,26 @@ class SlowRanks:
             place = store.get(key).decode()  # waits for it
             what = "a step without its waits" if self._device == "cpu" else "a matmul"
             self._say(
-                f"warning: rank {rank} ({place}) slows down the job: {what} takes it {ratio:.2f} "
-                f"times as long as the fastest rank, for {IN_A_ROW * WINDOW} steps now"
+                f"warning: rank {rank} ({place}) slows down the job: {what} takes {ratio:.2f} "
+                "times as long as on the fastest rank of its stage; it has been the slowest for "
+                f"{IN_A_ROW * WINDOW} steps"
             )
 
-    def _slowest_of_all(self, own: float) -> tuple[int, float]:
-        """Returns the slowest rank, and its time as a multiple of that of its stage's fastest."""
+    def _slowest_of_all(self, own: float, least: float) -> tuple[int, float]:
+        """Returns the slowest rank, and its time as a multiple of that of its stage's fastest.
+
+        least: seconds by which these must differ; else the ratio is 1.
+        """
         grid, micros = self._grid, max(1, round(own * 1e6))
-        times = torch.tensor([_packed(micros, grid.rank), -micros], device=self._device)
+        numbers = [_packed(micros, grid.rank), -micros, round(least * 1e6)]
+        times = torch.tensor(numbers, dtype=torch.int64, device=self._device)
         for axis in AXES:
             if axis != "pipe":
                 self._largest(times, axis)
-        (longest, rank), shortest = _unpacked(int(times[0])), -int(times[1])
-        worst = times[:1].fill_(_packed(round(1000 * longest / shortest), rank))
+        slowest, shortest, least_micros = times.tolist()
+        longest, rank = _unpacked(slowest)
+        counts = longest + shortest >= least_micros  # shortest is negative
+        worst = times[:1].fill_(_packed(1000 * longest // -shortest if counts else 1000, rank))
         self._largest(worst, "pipe")
         thousandths, rank = _unpacked(int(worst))
         return rank, thousandths / 1000
@@ -93,6 +102,40 @@ class SlowRanks:
     def _largest(self, numbers: Tensor, axis: str) -> None:
         if self._grid.size(axis) > 1:
             dist.all_reduce(numbers, op=dist.ReduceOp.MAX, group=self._grid.group(axis))
+
+
+class Probe:
+    """Measures how fast this rank's GPU multiplies."""
+
+    def __init__(self, device: str) -> None:
+        # Random numbers, since zeros need less power. Taken now, so that no later step is short of
+        # memory; the user's generator is left alone.
+        generator = torch.Generator(device).manual_seed(0)
+        self._a = torch.randn(
+            _PROBE_SIZE, _PROBE_SIZE, generator=generator, device=device, dtype=torch.bfloat16
+        )
+        self._out = torch.empty_like(self._a)
+
+    def seconds(self) -> float:
+        """Returns the shortest time of a product on the current stream, for which it waits."""
+        return min(self._round() for _ in range(_ROUNDS))
+
+    def _round(self) -> float:
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        self._multiply()  # keeps the GPU busy while the host issues the others
+        begin.record()
+        for _ in range(_PRODUCTS):
+            self._multiply()
+        end.record()
+        end.synchronize()
+        return begin.elapsed_time(end) / 1e3 / _PRODUCTS
+
+    def _multiply(self) -> None:
+        torch.mm(self._a, self._a, out=self._out)
+
+
+def median(values: list[float]) -> float:
+    return sorted(values)[len(values) // 2]
 
 
 def _packed(number: int, rank: int) -> int:
@@ -104,19 +147,8 @@ def _unpacked(both: int) -> tuple[int, int]:
 
 
 def _place(device: str) -> str:
-    gpu = "" if device == "cpu" else f", GPU {torch.cuda.current_device()}"
-    return f"host {socket.gethostname()}{gpu}"
-
-
-def matmul_seconds(device: str) -> float:
-    """Returns the shortest time of a few products of square matrices on the current stream."""
-    a = torch.ones(_PROBE_SIZE, _PROBE_SIZE, device=device, dtype=torch.bfloat16)
-    times = []
-    for _ in range(_NUM_PROBES + 1):  # the first one may load the kernel
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        begin.record()
-        torch.mm(a, a)
-        end.record()
-        end.synchronize()
-        times.append(begin.elapsed_time(end) / 1e3)
-    return min(times[1:])
+    if device == "cpu":
+        return f"host {socket.gethostname()}"
+    index = torch.cuda.current_device()
+    uuid = torch.cuda.get_device_properties(index).uuid
+    return f"host {socket.gethostname()}, GPU {index}, UUID {uuid}"

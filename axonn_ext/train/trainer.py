@@ -101,9 +101,7 @@ class Trainer:
             waited_for_messages=lambda: model.waited_seconds,
         )  # fmt: skip
         self.exposure = self._make_exposure(num_steps=config.train.steps)
-        self._slow_ranks = SlowRanks(
-            grid, device=job.device, waited=lambda: self.exposure.waited(), say=say
-        )
+        self._slow_ranks = SlowRanks(grid, device=job.device, say=say)
 
     def warm_up(self) -> int:
         """Measures which algorithms "auto" uses in this run; returns how many calls were measured.
@@ -177,7 +175,7 @@ class Trainer:
             self._evaluate(0)
         first = self._done
         for step in range(first, train.steps):
-            began = time.perf_counter()
+            began, waited = time.perf_counter(), self.exposure.waited()
             with self.exposure.step(step - first + 1):
                 gradients = self._forward_backward(step)
                 lr = self._schedule(step)
@@ -185,7 +183,7 @@ class Trainer:
                     with self.exposure.span("optimizer"):
                         self._optimizer.step(lr, gradient_factor=gradients.factor)
             seconds = time.perf_counter() - began
-            self._slow_ranks.step(seconds)
+            self._slow_ranks.step(seconds, self.exposure.waited() - waited)
             overflowed = self._scaler is not None and not math.isfinite(gradients.norm)
             if math.isfinite(gradients.loss) and (overflowed or math.isfinite(gradients.norm)):
                 self._report(step + 1, gradients, lr, seconds)

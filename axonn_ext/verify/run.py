@@ -61,7 +61,7 @@ def run_group(group: Group, *, seconds: float, device: str = "cuda") -> Outcome:
     """
     start = time.monotonic()
     with (
-        _ended_by_sigterm() as heard,
+        _noting_signals() as heard,
         tempfile.TemporaryDirectory(prefix="axonn_verify_") as folder,
     ):
         processes = _Processes(group, Path(folder), heard)
@@ -95,26 +95,28 @@ def verdicts_of(outcomes: Iterable[Outcome]) -> dict[str, Verdict]:
 
 
 @contextmanager
-def _ended_by_sigterm() -> Iterator[list[int]]:
-    """Notes SIGTERM in a list, and raises a TrainingError at the end if it came.
+def _noting_signals() -> Iterator[list[int]]:
+    """Notes SIGTERM and SIGINT in a list; at the end, raises a TrainingError or KeyboardInterrupt.
 
     A handler that raised could do so where subprocess.Popen holds its lock, which is then never
     released, or before a process that has started is known to the one who must end it.
     """
     heard: list[int] = []
-    before = signal.signal(signal.SIGTERM, lambda number, frame: heard.append(number))
+    numbers = [n for n in (signal.SIGTERM, signal.SIGINT) if signal.getsignal(n) != signal.SIG_IGN]
+    before = {n: signal.signal(n, lambda number, frame: heard.append(number)) for n in numbers}
     try:
         yield heard
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
     if heard:
-        raise TrainingError("ended by SIGTERM")
+        raise KeyboardInterrupt if heard[0] == signal.SIGINT else TrainingError("ended by SIGTERM")
 
 
 class _Processes:
     """The processes of a group, each in its own session. Their output and results go to files.
 
-    heard  the signals that this process has got; nothing is waited for once there is one
+    heard  the signals received so far; after the first, waits return at once
     """
 
     def __init__(self, group: Group, folder: Path, heard: Sequence[int]) -> None:

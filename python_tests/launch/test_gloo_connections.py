@@ -9,13 +9,12 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+import torch
 import torch.distributed as dist
 
 from axonn_ext import meeting
 from commands import ROOT, environment
 from limits import HANG_SECONDS
-
-PEERS = 7  # in both worlds: all other ranks of 8, and those 1, 2, 4 and 8 away of 16
 
 
 def said_by_ranks(size: int) -> list[dict[str, Any]]:
@@ -29,28 +28,32 @@ def said_by_ranks(size: int) -> list[dict[str, Any]]:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(("size", "of_data"), [(8, 3), (16, 7)])
-def test_sockets_of_a_rank(size: int, of_data: int) -> None:
-    """They do not grow with the world, and the end of a rank is still noticed by all at once."""
+@pytest.mark.parametrize(("size", "of_world", "of_data"), [(8, 5, 3), (16, 7, 5)])
+def test_sockets_of_a_rank(size: int, of_world: int, of_data: int) -> None:
+    """A rank has those 1, 2, 4, ... away as peers, and the end of one is noticed by all at once."""
     for said in said_by_ranks(size):
-        assert said["world"] == 1 + PEERS, "a listener, and the connections"
+        assert said["world"] == 1 + of_world, "a listener, and the connections"
         assert said["grid"] == 1 + (1 + 1) + (1 + of_data), "the groups of one rank, x and data"
         ended = said["rank"] == size - 1
         assert ("error" in said) != ended and (ended or "by peer" in said["error"]), said
 
 
-def left_alone() -> str:
+def left_alone(lazy: str, device: str) -> str:
     """What `connect` says on rank 0 where rank 1 does not call it."""
-    group = dist.new_group([0, 1], timeout=timedelta(seconds=1))
-    if dist.get_rank() == 0:
-        with pytest.raises(RuntimeError) as error, pytest.MonkeyPatch.context() as patch:
-            patch.setenv("AXONN_TIMEOUT_SECONDS", "0.3")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TORCH_GLOO_LAZY_INIT", lazy)
+        group = dist.new_group([0, 1], timeout=timedelta(seconds=1))
+        if dist.get_rank() == 1:
+            return ""
+        patch.setenv("AXONN_TIMEOUT_SECONDS", "0.3")
+        with pytest.raises(RuntimeError) as error, torch.device(device):
             meeting.connect(group)
-        return str(error.value)
-    return ""
+    return str(error.value)
 
 
-def test_a_rank_that_does_not_connect(pool) -> None:
-    said, _ = pool(2).run(left_alone)
-    start = "not all of ranks 0, 1 connected within 0.3 s (AXONN_TIMEOUT_SECONDS): "
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+@pytest.mark.parametrize("lazy", ["0", "1"], ids=["connected", "connected on demand"])
+def test_a_rank_that_does_not_connect(pool, lazy: str, device: str) -> None:
+    said, _ = pool(2).run(left_alone, lazy, device)
+    start = "ranks 0, 1 did not all connect within 0.3 s (AXONN_TIMEOUT_SECONDS): "
     assert said.startswith(start), said

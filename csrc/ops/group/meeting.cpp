@@ -32,8 +32,8 @@ struct Transfers {
 
 // Starts all transfers, before any is waited for. That takes no time between ranks that are
 // connected; where gloo connects them at their first transfer (TORCH_GLOO_LAZY_INIT), it waits for
-// the peer, for five times the limit of the group. So it happens in a thread of its own, which is
-// left to itself if the peer does not come.
+// the peer, for five times the limit of the group. So it happens in a separate thread, which is
+// abandoned if the peer does not come.
 std::future<void> start(const BackendPtr& connected, const std::shared_ptr<Transfers>& transfers) {
   std::packaged_task<void()> task([connected, transfers] {
     std::vector<at::Tensor> out{at::zeros({1}, at::kByte)};
