@@ -13,11 +13,13 @@ import pytest
 from commands import environment, small
 from limits import HANG_SECONDS
 
-CEILING = 1.2  # times the files that torch alone opens
-# Counts the files that Python opens, a module once, whether it is compiled already or not.
+CEILING = 1.2  # times what torch alone opens and asks for
+# Counts the files that Python opens, a module once, whether it is compiled already or not, and how
+# often imports ask for the status of a file or folder.
 COUNT = """
-import os, re, sys
-names = set()
+import importlib._bootstrap_external, os, re, sys
+names, stats, stat = set(), [], importlib._bootstrap_external._path_stat
+importlib._bootstrap_external._path_stat = lambda path: stats.append(path) or stat(path)
 def hook(event, arguments):
     if event == "open":
         name = re.sub(r"__pycache__/([^/]+)\\.[^.]+\\.pyc$", r"\\1.py", str(arguments[0]))
@@ -39,6 +41,7 @@ TELL = """
 with open(sys.argv[1], "w") as file:
     print(*names, sep="\\n", file=file)
     print(*(f"module {name}" for name in sys.modules), sep="\\n", file=file)
+    print("stats", len(stats), file=file)
 """
 UNUSED = (
     "axonn_ext.pipeline", "axonn_ext.planner", "jinja2", "pandas", "rich", "sympy", "torch._dynamo",
@@ -70,7 +73,11 @@ def test_a_rank_opens_few_more_files_than_torch(tmp_path: Path) -> None:
     torch, rank = (set((tmp_path / name).read_text().splitlines()) for name in ("torch", "rank1"))
     loaded = [name for name in UNUSED if f"module {name}" in rank]
     assert not loaded, "what a rank that is not the first has no use for"
-    own = (str(tmp_path), "module ")  # what the run reads and writes is not loaded
+    own = (str(tmp_path), "module ", "stats ")  # what the run reads and writes is not loaded
     files = [sum(not line.startswith(own) for line in lines) for lines in (torch, rank)]
-    print(f"{files[1]} files, torch alone {files[0]}")
+    stats = [
+        next(int(line[6:]) for line in lines if line[:6] == "stats ") for lines in (torch, rank)
+    ]
+    print(f"{files[1]} files and {stats[1]} stats, torch alone {files[0]} and {stats[0]}")
     assert files[1] <= CEILING * files[0], sorted(rank - torch)
+    assert stats[1] <= CEILING * stats[0]
