@@ -27,6 +27,12 @@ def no_cache_on_disk() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(autouse=True)
+def gloo_connects_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in scripts that no command starts, even if a run in this process has asked for another."""
+    monkeypatch.delenv("TORCH_GLOO_LAZY_INIT", raising=False)
+
+
 @pytest.fixture(scope="session")
 def pools() -> Iterator[dict[int, WorkerPool]]:
     """The session's pools by world size, each started at its first use."""

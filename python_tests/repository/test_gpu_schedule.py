@@ -100,7 +100,7 @@ def test_nothing_outlives_a_stage(tmp_path: Path, ending: str):
         run.ask_to_end()
     while not run.has_ended():
         time.sleep(0.01)
-    assert [is_alive(pid) for pid in found] == [False, False]
+    wait_until(lambda: not any(map(is_alive, found)), "the end of what was killed")
 
 
 def test_what_has_no_time_left_is_told_at_once(check, tmp_path: Path):
