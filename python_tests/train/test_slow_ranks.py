@@ -6,11 +6,14 @@ import itertools
 import random
 import socket
 from collections.abc import Callable
+from pathlib import Path
 
+import pytest
 import torch.distributed as dist
 
 from axonn_ext import GridShape
 from axonn_ext.train.slow_ranks import IN_A_ROW, WINDOW, SlowRanks
+from commands import run, small, torchrun
 from grids import grid_of
 
 WORK, MORE = 0.1, 1.5  # seconds of each rank's work, and how many times as long a slow rank works
@@ -83,3 +86,33 @@ def test_a_rank_that_is_slow_only_briefly_or_has_more_work_is_not_named(pool) ->
         (GridShape(pipe=2, z=2), of_a_stage, 3 * IN_A_ROW),
     ):
         assert not any(pool(4).run(said, *arguments)), arguments
+
+
+# `axonn-ext` with windows of two steps, whose rank 1 takes a while for each update.
+PROGRAM = """
+import os, sys, time
+from axonn_ext.cli.main import main
+from axonn_ext.optim import AdamW
+from axonn_ext.train import slow_ranks
+def slowly(self, *arguments, **options):
+    time.sleep(0.2 * int(os.environ["RANK"]))
+    return step(self, *arguments, **options)
+slow_ranks.WINDOW, step, AdamW.step = 2, AdamW.step, slowly
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+@pytest.mark.long
+def test_a_training_names_its_slow_rank(tmp_path: Path) -> None:
+    """The other one waits for it in each step, and in an evaluation after each."""
+    program = tmp_path / "program.py"
+    program.write_text(PROGRAM)
+    *launcher, _, _ = torchrun(2)  # runs the program, not a module
+    options = small(train__steps=2 * IN_A_ROW, train__eval_interval=1)
+    done = run(
+        [*launcher, str(program), "train", "--grid", "data=2", "--out", str(tmp_path / "run"),
+         *options]
+    )  # fmt: skip
+    assert done.status == 0, done.output
+    assert done.output.count("slows down the job") == 1, done.output
+    assert f"warning: rank 1 (host {socket.gethostname()}) slows" in done.output
