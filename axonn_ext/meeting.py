@@ -1,6 +1,6 @@
 """How ranks meet through a store of c10d: all must come, and must say the same.
 
-Whatever the number of ranks, each uses the store some eight times. If they differ, the last one
+Whatever the number of ranks, each uses the store at most eight times. If they differ, the last one
 reads what all say and tells which ranks say the same; each reads at most MOST_SAID texts.
 """
 
@@ -112,7 +112,25 @@ def said_by_all(
         here.add("texts", 1)
     if here.add("arrived", 1) == len(members):
         alike = here.add("texts", 0) == 1
-        here.set("verdict", json.dumps([] if alike else _said(here, members)))
+        verdict = [] if alike else _said(here, members)
+        here.set("verdict", json.dumps(verdict))
+    else:
+        verdict = _verdict(here, rank, members, text, what, patience)
+    groups = [(word, _ranks_of(runs)) for word, runs in verdict]
+    if not groups:
+        return [(text, [*members])]
+    words = [f"text/{word}" for word, _ in groups[:MOST_SAID]]
+    texts = [said.decode() for said in here.multi_get(words)]
+    said = [(said, ranks) for said, (_, ranks) in zip(texts, groups, strict=False)]
+    rest = [rank for _, ranks in groups[MOST_SAID:] for rank in ranks]
+    return [*said, (None, rest)] if rest else [*said]
+
+
+def _verdict(
+    here: Store, rank: int, members: Sequence[int], text: str, what: str,
+    patience: timedelta | None,
+) -> list[tuple[str, list[list[int]]]]:  # fmt: skip
+    """Returns what the last member to arrive writes: nothing if all say the same, or `_said`."""
     patience = patience or timedelta(seconds=settings.load().timeout_seconds)
     if not comes(here, ["verdict"], patience):
         # A rank that has a mistake to report waits for less long than the others do.
@@ -121,14 +139,8 @@ def said_by_all(
             f"{what and f'{what}: '}no word of {who} after {patience.total_seconds():g} s "
             "(AXONN_TIMEOUT_SECONDS)"
         )
-    groups = [(word, _ranks_of(runs)) for word, runs in json.loads(read(here, "verdict"))]
-    if not groups:
-        return [(text, [*members])]
-    words = [f"text/{word}" for word, _ in groups[:MOST_SAID]]
-    texts = [said.decode() for said in here.multi_get(words)]
-    said = [(said, ranks) for said, (_, ranks) in zip(texts, groups, strict=False)]
-    rest = [rank for _, ranks in groups[MOST_SAID:] for rank in ranks]
-    return [*said, (None, rest)] if rest else [*said]
+    found: list[tuple[str, list[list[int]]]] = json.loads(read(here, "verdict"))
+    return found
 
 
 def name_missing(store: Store, rank: int, members: Sequence[int]) -> str:
