@@ -51,8 +51,6 @@ leave_warm_up = _C.leave_warm_up
 tuning_choices = _C.tuning_choices
 clear_tuning_choices = _C.clear_tuning_choices
 waited_seconds = _C.waited_seconds
-find_measurement = _C.find_measurement
-keep_measurement = _C.keep_measurement
 left_out = _C.left_out
 
 

@@ -62,7 +62,7 @@ LIMITS = {
     limits.name: limits
     for limits in (tile_configs.SM80, tile_configs.SM90, *tile_configs.AMD_LIMITS.values())
 }
-SHORT = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
+SHORT = {"bfloat16": "bf16", "float16": "fp16"}
 
 
 @dataclass(frozen=True)
@@ -104,8 +104,6 @@ class Variant:
     config: TileConfig | None = None  # of the kernels that multiply
     layout: str = "NN"
     bias: bool = False
-    activation: str | None = None
-    tf32: bool = True
     ones: tuple[str, ...] = ()  # arguments that are 1, which Triton makes constants
     aligned: bool = True  # addresses and sizes are multiples of 16
     columns: bool = False  # the result of the gather is stored by columns
@@ -113,11 +111,9 @@ class Variant:
     @property
     def name(self) -> str:
         words = [self.kernel, self.architecture, SHORT[self.dtype]]
-        if self.dtype == "float32" and self.tf32:
-            words[-1] = "tf32"
         if self.config:
             words += [self.layout, self.config.name]
-        words += ["bias"] * self.bias + [self.activation] * bool(self.activation)
+        words += ["bias"] * self.bias
         words += [f"{name}=1" for name in self.ones] + ["unaligned"] * (not self.aligned)
         words += ["columns"] * self.columns
         return " ".join(str(word) for word in words)
@@ -138,7 +134,7 @@ class Found:
 
 def configs_of(architecture: str, dtype: str, **fields: Any) -> list[TileConfig]:
     """Every tile size that is legal there, without a split K; `fields`: of the Problem."""
-    problem = Problem(8192, 8192, 8192, dtype, **{"tf32": True, **fields})
+    problem = Problem(8192, 8192, 8192, dtype, **fields)
     problem = replace(problem, vectors=problem.aligned)
     legal = tile_configs.legal_configs(problem, LIMITS[architecture])
     return [config for config in legal if config.split_k == 1]
@@ -202,24 +198,19 @@ def matmul_variants(architecture: str, dtype: str) -> Iterator[Variant]:
         return
     by_pointer = next(config for config in configs if not config.descriptors)
     scattered = configs_of(architecture, dtype, aligned=False)
-    for config in configs if dtype == "bfloat16" else sample(configs):
+    for config in configs:
         yield replace(base, config=config)
     for layout in ("NT", "TN", "TT"):
         yield replace(base, config=best, layout=layout)
     for config in scattered:
         yield replace(base, config=config, layout="SS", aligned=False)
     yield replace(base, config=scattered[0], layout="TN", aligned=False)
-    for activation in (None, "gelu", "swiglu"):
-        configs = configs_of(architecture, dtype, activation=activation)
-        for config in {configs[0], next(c for c in configs if not c.descriptors)}:
-            yield replace(base, config=config, bias=True, activation=activation)
-        yield Variant("split_k_reduce", architecture, dtype, None, "NN", True, activation)
+    for config in {best, by_pointer}:
+        yield replace(base, config=config, bias=True)
+    yield Variant("split_k_reduce", architecture, dtype, None, "NN", True)
     yield replace(base, config=replace(best, split_k=4))
     yield replace(base, config=by_pointer, ones=("m",), bias=True)
     yield replace(base, config=scattered[0], ones=("m", "n", "k"), aligned=False)
-    if dtype == "float32":
-        for config in configs_of(architecture, dtype, tf32=False):
-            yield replace(base, config=config, tf32=False)
 
 
 # --- Compiling -----------------------------------------------------------------------------------
@@ -229,12 +220,11 @@ def constants_of(variant: Variant) -> dict[str, Any]:
     """The values of constexpr parameters, and of those that Triton makes constants."""
     constants: dict[str, Any] = dict.fromkeys(variant.ones, 1)
     constants |= {
-        "HAS_BIAS": variant.bias, "ACTIVATION": variant.activation,
+        "HAS_BIAS": variant.bias,
         "WORLD": WORLD_SIZE, "INTERPRET": False, "UPCAST": False,
         "DTYPE": getattr(triton.language, variant.dtype), "ALIGNED": variant.aligned,
         "stride_cm" if variant.columns else "stride_cn": 1,
         "TRANSPOSED_A": variant.layout[0] == "T", "TRANSPOSED_B": variant.layout[1] == "T",
-        "PRECISION": "tf32" if variant.dtype == "float32" and variant.tf32 else "ieee",
         "BLOCK_M": matmul.REDUCE_M, "BLOCK_N": matmul.REDUCE_N, "SPLIT_K": 4,
     }  # fmt: skip
     if not variant.bias:
@@ -312,10 +302,8 @@ def wanted_code(variant: Variant) -> list[tuple[str, str, str]]:
     if LIMITS[variant.architecture].is_amd:
         return [("amdgcn", r"\bv_mfma_", "matrix instructions")] if variant.config else []
     wanted = []
-    config, ieee = variant.config, variant.dtype == "float32" and not variant.tf32
-    if config and ieee:
-        wanted.append(("sass", r"\bFFMA\b", "multiplications of full float32"))
-    elif config and variant.architecture == tile_configs.SM90.name and config.block_m >= 64:
+    config = variant.config
+    if config and variant.architecture == tile_configs.SM90.name and config.block_m >= 64:
         wanted.append(("sass", r"\bHGMMA\.", "warpgroups' tensor core instructions"))
     elif config:
         wanted.append(("sass", r"\bHMMA\.", "tensor core instructions"))

@@ -67,7 +67,7 @@ def lines_of(variant: Variant, compiled: Any, file: str) -> list[str]:
     facts = {
         "file": file, "kernel": variant.kernel, "architecture": variant.architecture,
         "dtype": variant.dtype, "layout": variant.layout, "bias": int(variant.bias),
-        "activation": variant.activation or "none", "aligned": int(variant.aligned),
+        "aligned": int(variant.aligned),
         "ones": "".join(variant.ones) or "-", "columns": int(variant.columns),
         "threads": WARP_SIZE * metadata.num_warps, "shared": metadata.shared,
     }  # fmt: skip

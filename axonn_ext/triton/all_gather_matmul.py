@@ -34,7 +34,7 @@ def all_gather_matmul_kernel(
     WORLD: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
     DESCRIPTORS: tl.constexpr, TRANSPOSED_B: tl.constexpr,
-    PRECISION: tl.constexpr, UPCAST: tl.constexpr, INTERPRET: tl.constexpr,
+    UPCAST: tl.constexpr, INTERPRET: tl.constexpr,
 ):  # fmt: skip
     """Computes tiles in the order of GatherTiles, own shard first (schedule/tile_schedule.h)."""
     epoch = tl.load(epoch_at.to(tl.pointer_type(tl.int32)))
@@ -56,7 +56,7 @@ def all_gather_matmul_kernel(
         acc = multiply_tile(
             tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32), a, b, row, tile_n * BLOCK_N, 0, blocks,
             m, n, k, k, 1, stride_bk, stride_bn,
-            BLOCK_M, BLOCK_N, BLOCK_K, DESCRIPTORS, False, TRANSPOSED_B, PRECISION, UPCAST,
+            BLOCK_M, BLOCK_N, BLOCK_K, DESCRIPTORS, False, TRANSPOSED_B, UPCAST,
         )  # fmt: skip
         store_tile(c_ptr, acc, row, tile_n * BLOCK_N, m, n, stride_cm, stride_cn, BLOCK_M, BLOCK_N)
 
@@ -73,7 +73,7 @@ def inner_gather_matmul_kernel(
     WORLD: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
     DESCRIPTORS: tl.constexpr, TRANSPOSED_A: tl.constexpr, TRANSPOSED_B: tl.constexpr,
-    PRECISION: tl.constexpr, UPCAST: tl.constexpr, INTERPRET: tl.constexpr,
+    UPCAST: tl.constexpr, INTERPRET: tl.constexpr,
 ):  # fmt: skip
     """Adds up K = WORLD * rows from the own part on, in each tile. The first tile waits for all."""
     epoch = tl.load(epoch_at.to(tl.pointer_type(tl.int32)))
@@ -109,6 +109,6 @@ def inner_gather_matmul_kernel(
                 acc, a, b, row, col, begin, end,
                 m, n, k, stride_am, stride_ak, stride_bk, stride_bn,
                 BLOCK_M, BLOCK_N, BLOCK_K, DESCRIPTORS, TRANSPOSED_A, TRANSPOSED_B,
-                PRECISION, UPCAST,
+                UPCAST,
             )  # fmt: skip
         store_tile(c_ptr, acc, row, col, m, n, n, 1, BLOCK_M, BLOCK_N)

@@ -1,4 +1,4 @@
-"""What the launchers of our Triton kernels share: operands, limits of a device, and checks."""
+"""What the launchers of our Triton kernels share: operands, limits of a device, constants."""
 
 from __future__ import annotations
 
@@ -62,11 +62,6 @@ def is_known(device: torch.device) -> bool:
     if torch.version.hip is not None:
         return gfx_name(device) in AMD_LIMITS
     return torch.cuda.get_device_capability(device) >= divmod(SM80.architecture, 10)
-
-
-def tf32_allowed() -> bool:
-    """Whether torch's own float32 matmuls on GPUs may use tf32."""
-    return torch.version.hip is None and bool(torch.backends.cuda.matmul.fp32_precision == "tf32")
 
 
 @dataclass(frozen=True)
@@ -139,8 +134,7 @@ def constants_of(config: TileConfig, problem: Problem) -> dict[str, Any]:
         "BLOCK_N": config.block_n,
         "BLOCK_K": config.block_k,
         "DESCRIPTORS": config.descriptors,
-        "PRECISION": "tf32" if problem.tf32 else "ieee",  # matters only for float32
-        "UPCAST": interpreting() and problem.dtype != "float32",
+        "UPCAST": interpreting(),
         "num_warps": config.num_warps,
         "num_stages": config.num_stages,
     }
@@ -154,32 +148,3 @@ def num_programs(config: TileConfig, limits: DeviceLimits, dtype: torch.dtype, t
     shared = shared_bytes(config, dtype.itemsize, amd=limits.is_amd)
     per_sm = min(limits.registers_per_sm // registers, limits.shared_bytes_per_block // shared, 4)
     return min(limits.num_sms * max(per_sm, 1), tiles)
-
-
-def check_operands(name: str, a: Tensor, b: Tensor) -> None:
-    """Raises TypeError or ValueError for operands that our kernels do not support."""
-    for argument, tensor in (("a", a), ("b", b)):
-        if tensor.dim() != 2:
-            raise ValueError(f"{name}: {argument} must have 2 dims, got {tuple(tensor.shape)}")
-        if tensor.dtype not in DTYPES:
-            raise TypeError(
-                f"{name}: {argument} must be one of {', '.join(DTYPE_BYTES)}, got {tensor.dtype}"
-            )
-        if tensor.device.type != ("cpu" if interpreting() else "cuda"):
-            raise ValueError(
-                f"{name}: {argument} must be on a GPU (or, in Triton's interpreter, on the CPU), "
-                f"got {tensor.device}"
-            )
-        if torch.is_grad_enabled() and tensor.requires_grad:
-            raise ValueError(
-                f"{name}: {argument} requires grad, and there is no gradient formula; call it "
-                "under torch.no_grad()"
-            )
-    if a.size(1) != b.size(0):
-        raise ValueError(
-            f"{name}: a.size(1) must be b.size(0), got {tuple(a.shape)} and {tuple(b.shape)}"
-        )
-    if a.dtype != b.dtype or a.device != b.device:
-        raise TypeError(
-            f"{name}: a and b must agree, got {a.dtype} on {a.device} and {b.dtype} on {b.device}"
-        )

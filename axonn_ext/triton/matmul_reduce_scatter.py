@@ -46,7 +46,7 @@ def multiply_and_send_kernel(
     ALIGNED: tl.constexpr,  # whether the addresses of slots are multiples of 16
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
     DESCRIPTORS: tl.constexpr, TRANSPOSED_A: tl.constexpr, TRANSPOSED_B: tl.constexpr,
-    PRECISION: tl.constexpr, UPCAST: tl.constexpr,
+    UPCAST: tl.constexpr,
 ):  # fmt: skip
     """Computes tiles in the order of ScatterTiles, own share last (schedule/tile_schedule.h).
 
@@ -65,7 +65,7 @@ def multiply_and_send_kernel(
             tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32), a, b,
             owner * rows + row, col, 0, blocks,
             rows * WORLD, n, k, stride_am, stride_ak, stride_bk, stride_bn,
-            BLOCK_M, BLOCK_N, BLOCK_K, DESCRIPTORS, TRANSPOSED_A, TRANSPOSED_B, PRECISION, UPCAST,
+            BLOCK_M, BLOCK_N, BLOCK_K, DESCRIPTORS, TRANSPOSED_A, TRANSPOSED_B, UPCAST,
         )  # fmt: skip
         slot = _one_of(owner, slot0, slot1, slot2, slot3, slot4, slot5, slot6, slot7)
         slot_ptr = slot.to(tl.pointer_type(DTYPE))

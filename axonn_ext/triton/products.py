@@ -1,4 +1,4 @@
-"""Offers `matmul` as a way to compute a Linear's product (csrc/ops/tuning/product.h).
+"""Offers the matmul as a way to compute a Linear's product (csrc/ops/tuning/product.h).
 
 Each config is a separate candidate under its own name. So the config that is measured, agreed upon
 by ranks and kept on disk is the one that runs, without any tuning inside.
@@ -27,17 +27,15 @@ NUM_OFFERED = 4
 
 
 def _takes(a: Tensor, b: Tensor, bias: Tensor | None) -> bool:
-    # float32 is left to the library: without tensor cores, our kernel is not faster.
-    half = a.dtype in DTYPES and a.dtype != torch.float32
-    aligned = bias is None or bias.is_contiguous()
-    return half and aligned and is_known(a.device)
+    contiguous = bias is None or bias.is_contiguous()
+    return a.dtype in DTYPES and contiguous and is_known(a.device)
 
 
 def offered_configs(a: Tensor, b: Tensor, bias: Tensor | None) -> list[str]:
     """Returns the version of triton, then names of configs; [] for operands it does not support."""
     if not _takes(a, b, bias):
         return []
-    problem = problem_of(a, b, bias=bias, activation=None)
+    problem = problem_of(a, b, bias)
     legal = legal_configs(problem, limits_of(a.device))[:NUM_OFFERED]
     return [triton.__version__, *(config.name for config in legal)] if legal else []
 
@@ -51,7 +49,7 @@ def product(a: Tensor, b: Tensor, bias: Tensor | None, name: str) -> list[Tensor
     """Returns [a @ b (+ bias)], computed with that config; [] if it is illegal for the operands."""
     if not _takes(a, b, bias):
         return []
-    problem = problem_of(a, b, bias=bias, activation=None)
+    problem = problem_of(a, b, bias)
     limits = limits_of(a.device)
     config = _by_name(a.element_size(), limits.is_amd).get(name)
     if config is None or why_illegal(config, problem, limits):

@@ -1,7 +1,6 @@
 """The configs of our Triton kernels: all of them, those that are legal for a problem, and the best.
 
-This module needs neither triton nor a device, so it can be tested anywhere. The heuristic below and
-the pruner of autotune.py use the same predicate, `why_illegal`.
+This module needs neither triton nor a device, so it can be tested anywhere.
 """
 
 from __future__ import annotations
@@ -9,21 +8,17 @@ from __future__ import annotations
 import functools
 from dataclasses import dataclass, replace
 
-DTYPE_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
-ACTIVATIONS = ("gelu", "swiglu")
+DTYPE_BYTES = {"bfloat16": 2, "float16": 2}
 # A tensor descriptor needs this alignment of the base and of every stride but the last, which is 1.
 DESCRIPTOR_ALIGNMENT = 16
 MAX_BOX = 256  # the most elements of an edge of the box that one descriptor loads
 MAX_WORKSPACE_BYTES = 256 << 20  # the limit of split-K's partial sums
 MAX_SPLIT_K = 16
 MAX_THREADS = 512  # the limit for one program, since more would leave each thread too few registers
-# The most accumulators of a thread that must hold much else: rows of A and columns of B, if there
-# are no tensor cores; the addresses of operands that are loaded element by element; or the state of
-# a schedule. If two of these apply, the limit is half of this. tools/triton_check.py shows that
-# more accumulators spill.
+# The most accumulators of a thread that must hold much else: the addresses of operands that are
+# loaded element by element, or the state of a schedule. If both apply, the limit is half of this.
+# tools/triton_check.py shows that more accumulators spill.
 MAX_CROWDED_ACCUMULATORS = 64
-# The most bytes of a row in a step of the loop without tensor cores, which is unrolled.
-MAX_IEEE_STEP_BYTES = 64
 # The most bytes that a thread loads per step element by element; half of this in fused kernels.
 MAX_SCATTERED_BYTES = 128
 
@@ -60,20 +55,13 @@ class Problem:
     dtype: str  # the dtype of A, B and C, a key of DTYPE_BYTES
     layout: str = "NN"  # of A, then B: N if rows are contiguous, T if columns are, S if neither are
     bias: bool = False
-    activation: str | None = None  # one of ACTIVATIONS
-    tf32: bool = False  # whether float32 may be rounded to tf32 for the tensor cores
     aligned: bool = True  # whether tensor descriptors can read both operands
     vectors: bool = True  # whether pointers can read both in vectors, not element by element
-    fused: bool = False  # whether it is fused with a collective; then without split-K and epilogue
+    fused: bool = False  # whether it is fused with a collective; then without split-K and bias
 
     @property
     def element_bytes(self) -> int:
         return DTYPE_BYTES[self.dtype]
-
-    @property
-    def ieee(self) -> bool:
-        """Whether products have full float32 precision, which tensor cores do not support."""
-        return self.dtype == "float32" and not self.tf32
 
 
 @dataclass(frozen=True)
@@ -85,7 +73,7 @@ class DeviceLimits:
     shared_bytes_per_block: int
     max_accumulators: int  # fp32 registers of a thread besides those for addresses and loops
     clock_ghz: float
-    flops_per_cycle: float  # per SM for elements of 2 bytes; half of it for tf32, 256 for ieee
+    flops_per_cycle: float  # per SM for elements of 2 bytes
     l2_bytes_per_cycle: float  # from L2 into one SM
     registers_per_sm: int = 65536
     warp_size: int = 32  # 64 for AMD's wavefronts; AMD's compute units are called SMs here
@@ -109,7 +97,6 @@ SM90 = DeviceLimits(90, 132, 227 * 1024, 128, 1.48, 4096, 43)
 GFX90A = DeviceLimits(0x90A, 110, 64 * 1024, 128, 1.7, 1024, 64, 131072, 64)
 GFX942 = DeviceLimits(0x942, 304, 64 * 1024, 128, 2.1, 2048, 64, 131072, 64)
 AMD_LIMITS = {limits.name: limits for limits in (GFX90A, GFX942)}
-IEEE_FLOPS_PER_CYCLE = 256  # 128 fused multiply-adds
 TILE_CYCLES = 1500  # the time to fill the stages and to drain the accumulators (a guess)
 LAUNCH_US = 4.0  # a guess
 
@@ -227,10 +214,6 @@ def _why_illegal_problem(config: TileConfig, problem: Problem) -> str:
         return f"dtype must be one of {', '.join(DTYPE_BYTES)}, got {problem.dtype}"
     if min(problem.m, problem.n, problem.k) < 0:
         return f"sizes must not be negative, got {problem.m}, {problem.n}, {problem.k}"
-    if problem.activation == "swiglu" and problem.n % 2:
-        return f"swiglu needs pairs of columns, got n={problem.n}"
-    if config.descriptors and problem.ieee:
-        return "descriptors feed tensor cores, which do not multiply full float32"
     if config.descriptors and not problem.aligned:
         return (
             f"descriptors need operands of {DESCRIPTOR_ALIGNMENT}-byte aligned rows or columns "
@@ -254,17 +237,12 @@ def _why_crowded(config: TileConfig, problem: Problem, limits: DeviceLimits) -> 
     accumulators = config.block_m * config.block_n // threads
     scattered = not config.descriptors and not problem.vectors
     by_pointer = scattered or (problem.fused and not config.descriptors)
-    activated = problem.dtype == "float32" and problem.activation is not None
-    crowded = problem.ieee or by_pointer or activated
-    most = MAX_CROWDED_ACCUMULATORS if crowded else limits.max_accumulators
-    if scattered and (problem.fused or problem.dtype == "float32"):
+    most = MAX_CROWDED_ACCUMULATORS if by_pointer else limits.max_accumulators
+    if scattered and problem.fused:
         most //= 2
     if accumulators > most:
         return f"needs {accumulators} accumulators a thread, at most {most} fit"
-    step = config.block_k * problem.element_bytes
-    if problem.ieee and step > MAX_IEEE_STEP_BYTES:
-        return f"steps of {step} bytes of K, at most {MAX_IEEE_STEP_BYTES} fit"
-    loaded = (config.block_m + config.block_n) * step // threads
+    loaded = (config.block_m + config.block_n) * config.block_k * problem.element_bytes // threads
     room = MAX_SCATTERED_BYTES // (2 if problem.fused else 1)
     if scattered and loaded > room:
         return f"loads {loaded} bytes a thread element by element, at most {room} fit"
@@ -309,11 +287,8 @@ def cost_us(config: TileConfig, problem: Problem, limits: DeviceLimits) -> float
     waves = -(-tiles // limits.num_sms)
     blocks = -(-problem.k // config.block_k)
     depth = -(-blocks // config.split_k) * config.block_k
-    rate = IEEE_FLOPS_PER_CYCLE if problem.ieee else limits.flops_per_cycle * 2
-    rate = rate / (problem.element_bytes if not problem.ieee else 1)
     # An instruction multiplies 64 rows, so fewer rows take as long.
-    rows = config.block_m if problem.ieee else max(config.block_m, 64)
-    math_cycles = 2 * rows * config.block_n * depth / rate
+    math_cycles = 2 * max(config.block_m, 64) * config.block_n * depth / limits.flops_per_cycle
     load_bytes = (config.block_m + config.block_n) * depth * problem.element_bytes
     store_bytes = config.block_m * config.block_n * (4 if config.split_k > 1 else 2)
     cycles = max(math_cycles, load_bytes / limits.l2_bytes_per_cycle) + TILE_CYCLES
@@ -343,23 +318,3 @@ def best_config(problem: Problem, limits: DeviceLimits) -> TileConfig:
     if not legal:
         raise ValueError(f"no tile config is legal for {problem} on {limits.name}")
     return legal[0]
-
-
-def _rounded_up(size: int) -> int:
-    return 1 << (size - 1).bit_length() if size > 0 else 0
-
-
-def shape_class(problem: Problem, limits: DeviceLimits) -> str:
-    """Returns the key under which a winner is kept: everything that may change the winner.
-
-    Sizes are rounded up to powers of two. If a winner is illegal for another problem of its class,
-    autotune.py uses the heuristic for that problem.
-    """
-    epilogue = ("bias" if problem.bias else "") + (problem.activation or "")
-    return (
-        f"triton_matmul {problem.dtype}{' tf32' if problem.tf32 else ''} "
-        f"M={_rounded_up(problem.m)} N={_rounded_up(problem.n)} K={_rounded_up(problem.k)} "
-        f"layout={problem.layout}{'' if problem.aligned else ' unaligned'}"
-        f"{'' if problem.vectors else ' scattered'} "
-        f"epilogue={epilogue or 'none'} {limits.name} sms={limits.num_sms}"
-    )

@@ -1,5 +1,5 @@
 # mypy: allow-untyped-defs, allow-untyped-calls
-"""What our Triton matmuls share: loading operands, the loop over K, and epilogues.
+"""What our Triton matmuls share: loading operands, the loop over K, storing.
 
 Shapes: M, N, K of the product, R rows and C columns of any matrix. A matrix is given as a pointer
 with two strides, or as a tensor descriptor of its contiguous rows, or columns (TRANSPOSED).
@@ -55,7 +55,7 @@ def multiply_tile(
     m, n, k, stride_am, stride_ak, stride_bk, stride_bn,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
     DESCRIPTORS: tl.constexpr, TRANSPOSED_A: tl.constexpr, TRANSPOSED_B: tl.constexpr,
-    PRECISION: tl.constexpr, UPCAST: tl.constexpr,
+    UPCAST: tl.constexpr,
 ):  # fmt: skip
     """Returns acc plus the product at (row, col) of blocks [first, last) of K."""
     for block in tl.range(first, last):
@@ -67,28 +67,12 @@ def multiply_tile(
         if UPCAST:  # the interpreter would multiply the bits of 16-bit floats, or sum in them
             x = x.to(tl.float32)
             y = y.to(tl.float32)
-        acc = tl.dot(x, y, acc, input_precision=PRECISION)
+        acc = tl.dot(x, y, acc)
     return acc
 
 
 @triton.jit
-def finish_tile(
-    acc, bias_ptr,  # bias: [N]
-    col, n,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-    HAS_BIAS: tl.constexpr, ACTIVATION: tl.constexpr,
-):  # fmt: skip
-    """Applies bias and activation in fp32; swiglu halves the columns, which alternate gate, up."""
-    if HAS_BIAS:
-        c = col + tl.arange(0, BLOCK_N)
-        acc += tl.load(bias_ptr + c, mask=c < n, other=0.0).to(tl.float32)[None, :]
-    if ACTIVATION == "gelu":
-        # x (1 + tanh(u)) / 2 = x / (1 + exp(-2 u)): u = sqrt(2 / pi) (x + 0.044715 x^3)
-        twice = 1.5957691216057308 * (acc + 0.044715 * acc * acc * acc)
-        out = acc / (1.0 + tl.exp(-twice))
-    elif ACTIVATION == "swiglu":
-        gate, up = tl.split(tl.reshape(acc, (BLOCK_M, BLOCK_N // 2, 2)))
-        out = gate / (1.0 + tl.exp(-gate)) * up
-    else:
-        out = acc
-    return out
+def add_bias(acc, bias_ptr, col, n, BLOCK_N: tl.constexpr):
+    """Adds the bias [N] to a tile of fp32 whose first column is col."""
+    c = col + tl.arange(0, BLOCK_N)
+    return acc + tl.load(bias_ptr + c, mask=c < n, other=0.0).to(tl.float32)[None, :]

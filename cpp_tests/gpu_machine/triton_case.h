@@ -69,23 +69,17 @@ inline void set_matrix(TritonArguments& arguments, const TritonCase& what, const
   }
 }
 
-// A float as the tensor cores read it.
-inline double as_tf32(double value) {
-  return kernels::float_of(kernels::bits_of(static_cast<float>(value)) & 0xFFFFE000u);
-}
-
 // What a product is, and how far float32 sums may be from it, in any order.
 struct Expected {
   double value = 0, bound = 0;
 };
-inline Expected product_at(const Matrix& a, const Matrix& b, int64_t i, int64_t j, bool tf32) {
+inline Expected product_at(const Matrix& a, const Matrix& b, int64_t i, int64_t j) {
   Expected result;
   double magnitude = 0;
   for (int64_t k = 0; k < a.columns; ++k) {
-    const double x = tf32 ? as_tf32(a.at(i, k)) : a.at(i, k);
-    const double y = tf32 ? as_tf32(b.at(k, j)) : b.at(k, j);
-    result.value += x * y;
-    magnitude += std::abs(x * y);
+    const double product = a.at(i, k) * b.at(k, j);
+    result.value += product;
+    magnitude += std::abs(product);
   }
   // Each addend passes through at most as many roundings as there are addends.
   result.bound = static_cast<double>(a.columns + 1) * 0x1p-24 * magnitude;

@@ -64,8 +64,8 @@ class GatherMatmul {
         for (int64_t i = 0; i < m_; ++i) {
           for (int64_t j = 0; j < n_; ++j) {
             expect_near(got[static_cast<size_t>(columns ? j * m_ + i : i * n_ + j)],
-                        testing::product_at(a, b, i, j, what_.rounds_to_tf32()), what_.dtype(),
-                        wrong, "call " + std::to_string(call) + ", rank " + std::to_string(rank));
+                        testing::product_at(a, b, i, j), what_.dtype(), wrong,
+                        "call " + std::to_string(call) + ", rank " + std::to_string(rank));
           }
         }
       }

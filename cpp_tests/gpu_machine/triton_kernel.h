@@ -35,11 +35,8 @@ struct TritonCase {
     return facts.contains(fact) && facts.at(fact) == "1";
   }
   DataType dtype() const {
-    return text("dtype") == "bfloat16"  ? DataType::kBFloat16
-           : text("dtype") == "float16" ? DataType::kFloat16
-                                        : DataType::kFloat32;
+    return text("dtype") == "bfloat16" ? DataType::kBFloat16 : DataType::kFloat16;
   }
-  bool rounds_to_tf32() const { return name.find("_tf32") != std::string::npos; }
 };
 
 inline std::ostream& operator<<(std::ostream& out, const TritonCase& what) {

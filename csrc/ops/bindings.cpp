@@ -41,22 +41,6 @@ std::vector<ChoiceTuple> tuning_choices() {
   return tuples;
 }
 
-using Medians = std::vector<std::pair<std::string, double>>;
-
-// Returns (choice, median_us) if there is a record; and why a record that is there is of no use, or
-// "".
-std::pair<std::optional<std::pair<std::string, Medians>>, std::string> find_measurement(
-    const std::string& signature) {
-  auto found = axonn::ops::find_measurement(signature);
-  if (!found.record) return {std::nullopt, std::move(found.problem)};
-  return {std::pair(std::move(found.record->algorithm), std::move(found.record->median_us)), ""};
-}
-
-std::string keep_measurement(const std::string& signature, const std::string& choice,
-                             const Medians& median_us) {
-  return axonn::ops::keep_measurement({signature, choice, median_us});
-}
-
 // This is collective; `key` is used once in the life of the group.
 bool all_say_the_same(const std::string& group_name, const std::string& key,
                       const std::string& word) {
@@ -157,10 +141,6 @@ PYBIND11_MODULE(_C, m) {
         "(group, signature, algorithm, source, median_us) of every signature met.");
   m.def("clear_tuning_choices", &axonn::ops::clear_tuning_choices,
         pybind11::call_guard<pybind11::gil_scoped_release>());
-  m.def("find_measurement", &find_measurement, pybind11::call_guard<pybind11::gil_scoped_release>(),
-        pybind11::arg("signature"));
-  m.def("keep_measurement", &keep_measurement, pybind11::call_guard<pybind11::gil_scoped_release>(),
-        pybind11::arg("signature"), pybind11::arg("choice"), pybind11::arg("median_us"));
   axonn::ops::bind_orchestrator(m);
   bind_emulated_link(m);
   axonn::ops::bind_messages(m);

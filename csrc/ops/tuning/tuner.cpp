@@ -220,12 +220,6 @@ void suggest_verify() {
       "'auto' measures neither before `axonn-ext verify` (3 minutes) has found them right here");
 }
 
-tuning::TuningCache::Answer find_measurement(const std::string& signature) {
-  return tuner().cache()->find(signature);
-}
-
-std::string keep_measurement(const tuning::Record& record) { return tuner().cache()->keep(record); }
-
 void enter_warm_up() { tuner().change_warm_up(+1); }
 
 void leave_warm_up() { tuner().change_warm_up(-1); }

@@ -102,11 +102,6 @@ struct TuningSettings {
 // Values that axonn_ext/settings.py read.
 void configure_tuning(const TuningSettings& settings);
 
-// Reads the cache on disk, for choices other than an op's algorithm (tile configs of Triton
-// kernels).
-tuning::TuningCache::Answer find_measurement(const std::string& signature);
-std::string keep_measurement(const tuning::Record& record);
-
 VerifiedKernels verified_kernels();
 
 // Tells the user once that `axonn-ext verify` would let more be measured here. Does nothing where
