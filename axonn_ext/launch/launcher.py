@@ -212,12 +212,15 @@ def _first_failures(
 def _end(ranks: Sequence[ForkProcess], number: signal.Signals, heard: list[int]) -> None:
     """Sends a signal to those that run, and to what they have started.
 
-    Waits until they have ended, for END_SECONDS, or until the user sends another signal.
+    All are stopped before, so that none sees, and says, that another has ended. Waits until they
+    have ended, for END_SECONDS, or until the user sends another signal.
     """
     heard.clear()
-    for rank in _running(ranks):
-        if not _send(os.killpg, rank, number):  # it is about to make its group
-            _send(os.kill, rank, number)
+    running = _running(ranks)  # none is waited for below, so that no pid is another's by then
+    for sent in (signal.SIGSTOP, number, signal.SIGCONT):
+        for rank in running:
+            if not _send(os.killpg, rank, sent):  # it is about to make its group
+                _send(os.kill, rank, sent)
     deadline = time.monotonic() + END_SECONDS
     while _running(ranks) and not heard and time.monotonic() < deadline:
         time.sleep(LOOK_SECONDS / 10)
