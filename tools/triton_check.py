@@ -3,11 +3,11 @@
     python3 tools/triton_check.py            make triton-check
     python3 tools/triton_check.py --verbose  a line for every kernel
 
-Checked of each kernel with its dtypes, layouts, epilogues and tile sizes: no stack and no local
-memory (no spills; of older Tritons, no more than SPILLS_OF has); no more registers than promised
-here, and no more shared memory than tile_configs.py reckons with; the tensor cores' instructions,
-TMA loads where descriptors are used; flags read with acquire and raised with release at system
-scope. For sm_80 and sm_90; of gfx90a and gfx942 (AMD) the plain matmul: no spills, no scratch
+Checked of each kernel with its dtypes, layouts and tile sizes: no stack and no local memory (no
+spills; of older Tritons, no more than SPILLS_OF has); no more registers than promised here, and no
+more shared memory than tile_configs.py reckons with; the tensor cores' instructions, TMA loads
+where descriptors are used; flags read with acquire and raised with release at system scope. For
+sm_80 and sm_90; of gfx90a and gfx942 (AMD) the plain matmul: no spills, no scratch
 memory, matrix instructions (MFMA), shared memory. Whether they compute the right thing the
 interpreter's tests tell, and on a GPU python_tests/gpu/test_gpu_triton.py.
 """

@@ -99,7 +99,7 @@ def gather(
     grid = (min(tiles, max_programs),)
     flags = (arrivals.pad, arrivals.epoch, arrivals.failure, arrivals.timeout)
     cut = (arrivals.rank, arrivals.chunks, arrivals.chunk_tile)
-    constants = constants_of(config, problem) | {
+    constants = constants_of(config) | {
         "WORLD": arrivals.num_ranks,
         "TRANSPOSED_B": y.transposed,
         "INTERPRET": interpreting(),
@@ -151,7 +151,7 @@ def scatter(
         rows, problem.n, problem.k, *a.stride(), *b.stride(), departures.rank, departures.chunks,
         WORLD=world, DTYPE=getattr(triton.language, DTYPES[a.dtype]),
         ALIGNED=all(slot % ALIGNMENT == 0 for slot in slots),
-        TRANSPOSED_A=x.transposed, TRANSPOSED_B=y.transposed, **constants_of(config, problem),
+        TRANSPOSED_A=x.transposed, TRANSPOSED_B=y.transposed, **constants_of(config),
     )  # fmt: skip
 
 

@@ -127,7 +127,7 @@ def checked_config(
     return config
 
 
-def constants_of(config: TileConfig, problem: Problem) -> dict[str, Any]:
+def constants_of(config: TileConfig) -> dict[str, Any]:
     """Returns the constants with which every kernel that multiplies tiles is compiled."""
     return {
         "BLOCK_M": config.block_m,

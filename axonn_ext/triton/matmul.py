@@ -137,7 +137,7 @@ def launch(
         target, bias, m, n, k, *a.stride(), *b.stride(),
         GROUP_M=config.group_m, SPLIT_K=config.split_k,
         TRANSPOSED_A=x.transposed, TRANSPOSED_B=y.transposed,
-        HAS_BIAS=bias is not None, **constants_of(config, problem),
+        HAS_BIAS=bias is not None, **constants_of(config),
     )  # fmt: skip
     if split:
         grid = (triton.cdiv(m, REDUCE_M) * triton.cdiv(n, REDUCE_N),)

@@ -351,7 +351,7 @@ TEST_P(TritonScatter, RanksMultiplyAndSendCallAfterCall) {
         expect_near(got[static_cast<size_t>(at)],
                     testing::product_at(made.a[static_cast<size_t>(source)],
                                         made.b[static_cast<size_t>(source)], rank * sizes.rows + i,
-                                        at % sizes.n, false),
+                                        at % sizes.n),
                     what.dtype(), wrong,
                     "call " + std::to_string(call) + ", from rank " + std::to_string(source) +
                         " to rank " + std::to_string(rank));

@@ -114,9 +114,8 @@ class TritonArguments {
                       const std::vector<int64_t>& sizes, const std::vector<int64_t>& strides) {
     const auto rank = static_cast<uint32_t>(sizes.size());
     const uint64_t size = static_cast<uint64_t>(kernels::size_of(what.dtype()));
-    const TensorType type = what.dtype() == DataType::kBFloat16  ? TensorType::kBFloat16
-                            : what.dtype() == DataType::kFloat16 ? TensorType::kFloat16
-                                                                 : TensorType::kFloat32;
+    const TensorType type =
+        what.dtype() == DataType::kBFloat16 ? TensorType::kBFloat16 : TensorType::kFloat16;
     std::vector<uint64_t> extents, pitches;  // the last dim first
     for (size_t i = rank; i-- > 0;) {
       extents.push_back(static_cast<uint64_t>(sizes[i]));
