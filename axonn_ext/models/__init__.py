@@ -1,4 +1,4 @@
-"""Transformers that run on a grid, each built from one frozen config. A family has its own folder.
+"""Transformers that run on a grid, each built from one frozen config.
 
 Importing this package does not import Torch: a public name is loaded when it is first used.
 """

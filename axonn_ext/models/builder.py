@@ -32,7 +32,7 @@ def build(
     Raises ValueError, which names the parameter and the numbers, where the grid does not divide
     the model. `check` lists all broken rules without building anything.
     """
-    modules = import_module(f"axonn_ext.models.{config.family}.model")
+    modules = import_module(f"axonn_ext.models.{config.traits.modules}.model")
     # Initial values are computed on the CPU, so that every device has the same bits.
     first = "cpu" if seed is not None else device
     model: Transformer = modules.MODEL(

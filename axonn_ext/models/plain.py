@@ -35,7 +35,8 @@ class PlainTransformer(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.config = config
-        body: Body = import_module(f"axonn_ext.models.{config.family}.plain").Body(config)
+        modules = import_module(f"axonn_ext.models.{config.traits.modules}.plain")
+        body: Body = modules.Body(config)
         self._body_name = body.name
         self.add_module(body.name, body)
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)

@@ -1,8 +1,9 @@
 """What the models of a family have in common, and the list of all families.
 
-A family is one folder, `axonn_ext/models/<its name>/`, and one line of `FAMILIES` below:
+A family is one word of `FAMILIES` below and `axonn_ext/models/<its name>`, which has FAMILY, a
+`Family` as below. It imports no Torch, so that the planner can read it. Where another family's
+modules serve, it is a file, such as mistral.py; else a folder, whose `__init__.py` has FAMILY:
 
-    family.py  FAMILY, a `Family` as below; it imports no Torch, so that the planner can read it
     model.py   the modules for a grid, with the names of their public state
     plain.py   the same model in plain torch.nn, in the layout of Hugging Face's weights
 """
@@ -96,7 +97,8 @@ class HuggingFace:
 class Family:
     """The facts about a family of decoder-only transformers.
 
-    name               the value of ModelConfig.family; the modules are in axonn_ext.models.<name>
+    name               the value of ModelConfig.family
+    modules            the family in whose folder of axonn_ext/models the modules are
     has_biases         whether the Linears of a block have biases; lm_head never has one
     has_qkv_bias       whether qkv has one where the other Linears have none
     has_head_norms     whether the queries and the keys of each head are normalised
@@ -111,6 +113,7 @@ class Family:
     """
 
     name: str
+    modules: str
     has_biases: bool
     activation: str
     rotary: bool
@@ -152,6 +155,6 @@ def find_family(name: object) -> Family:
     """Returns the family of that name. Raises ValueError if there is none."""
     if name not in FAMILIES:
         raise ValueError(f"family must be one of {', '.join(FAMILIES)}, got {name!r}")
-    family = import_module(f"axonn_ext.models.{name}.family").FAMILY
+    family = import_module(f"axonn_ext.models.{name}").FAMILY
     assert isinstance(family, Family) and family.name == name
     return family

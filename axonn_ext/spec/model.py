@@ -57,7 +57,7 @@ class RopeScaling:
 class ModelConfig:
     """A decoder-only transformer.
 
-    family: one of `FAMILIES`; models/<family>/family.py says what its models have in common.
+    family: one of `FAMILIES`; FAMILY of models/<family> says what its models have in common.
     num_kv_heads: default num_heads. intermediate_size: default by the family and hidden_size.
     head_size: the features of a head; default hidden_size / num_heads. rope_scaling: of rotary
     positions.

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from axonn_ext.models.llama import family as llama
+from axonn_ext.models.llama import FAMILY as LLAMA
 
 
 def _mlp_size(hidden_size: int) -> int:
@@ -20,14 +20,14 @@ def _mlp_size(hidden_size: int) -> int:
 
 # Jiang et al., arXiv:2310.06825; defaults of transformers' MistralConfig.
 FAMILY = replace(
-    llama.FAMILY,
+    LLAMA,
     name="mistral",
     default_mlp_size=_mlp_size,
     hugging_face=replace(
-        llama.FAMILY.hugging_face,
+        LLAMA.hugging_face,
         model_type="mistral",
         architecture="MistralForCausalLM",
-        defaults=dict(llama.FAMILY.hugging_face.defaults)
+        defaults=dict(LLAMA.hugging_face.defaults)
         | {"num_key_value_heads": 8, "sliding_window": 4096},
         must_be_false={},
         must_be_null={},

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from axonn_ext.models.llama import family as llama
+from axonn_ext.models.llama import FAMILY as LLAMA
 
 # Yang et al., arXiv:2407.10671; defaults of transformers' Qwen2Config.
 FAMILY = replace(
-    llama.FAMILY,
+    LLAMA,
     name="qwen2",
     has_qkv_bias=True,
     hugging_face=replace(
-        llama.FAMILY.hugging_face,
+        LLAMA.hugging_face,
         model_type="qwen2",
         architecture="Qwen2ForCausalLM",
-        defaults=dict(llama.FAMILY.hugging_face.defaults) | {"num_key_value_heads": 32},
+        defaults=dict(LLAMA.hugging_face.defaults) | {"num_key_value_heads": 32},
         must_be_false={"use_sliding_window": "attention is over whole sequences"},
         must_be_null={},
     ),
