@@ -26,7 +26,7 @@ SHAPES = ["64,64,64", "128,64,64", "64,128,64", "64,64,128"]
 def test_ops_that_are_cut_short(tmp_path: Path, launcher: str) -> None:
     path, output = tmp_path / "rows.json", tmp_path / "output"
     command = [*(AXONN if launcher == "axonn-ext" else torchrun(2)), "bench", "gemm-ops"]
-    options = ["--grid", "x=2", "--shapes", *SHAPES, "--device", "cpu", "--rounds", "5"]
+    options = ["--grid", "x=2", "--shapes", *SHAPES, "--device", "cpu", "--rounds", "2"]
     job = start([*command, *options, "--json", str(path)], output=output)
     try:
         wait_until(lambda: has_rows(path), "the first rows")

@@ -65,11 +65,6 @@ class Task(NamedTuple):
     scores: Scores | None = None
     touched_bytes: int = 0
 
-    @property
-    def is_forward(self) -> bool:
-        """Whether the task is a Linear's product in forward (recomputed or not)."""
-        return self.matmul is not None and self.matmul.layout == "NT"
-
     def collectives(self) -> Iterator[Collective]:
         yield from self.before
         if self.gather is not None:
