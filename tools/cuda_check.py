@@ -100,8 +100,7 @@ assert _C.has_fused_on_cuda(), "the fused ops of _cuda are not what _C calls"
 assert not torch.cuda.is_initialized(), "importing touched the device"
 why = torch.ops.axonn._why_no_fused_here(torch.device("cpu"), torch.bfloat16, 2, False)
 assert why == "it is no CUDA device", f"_C asks _cuda in vain what it can fuse: {why}"
-for op in ("fill_random_", "_cross_entropy_scan", "_cross_entropy_gradient", "goldfish_labels",
-           "_reduce_slots"):
+for op in ("fill_random_", "_cross_entropy_scan", "_cross_entropy_gradient", "_reduce_slots"):
     has = torch._C._dispatch_has_kernel_for_dispatch_key(f"axonn::{op}", "CUDA")
     assert has, f"axonn::{op} has no CUDA kernel"
 built = {(i["block"], i["cluster"], i["num_stages"]) for i in _cuda_sm90.instances()}

@@ -135,6 +135,7 @@ def _batch(
     shape = (len(packed), length)
     tokens, documents = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
     labels = np.full(shape, IGNORE_INDEX, np.int64)
+    found = iter(_labels([examples[number] for numbers in packed for number in numbers], goldfish))
     for row, numbers in enumerate(packed):
         start = 0
         for place, number in enumerate(numbers, start=1):
@@ -142,15 +143,17 @@ def _batch(
             end = start + example.num_places
             tokens[row, start:end] = example.tokens[:-1]
             documents[row, start:end] = place
-            mine = _labels(example, goldfish)
-            labels[row, start:end] = np.where(example.has_label, mine, IGNORE_INDEX)
+            labels[row, start:end] = np.where(example.has_label, next(found), IGNORE_INDEX)
             start = end
     return Batch(*map(torch.from_numpy, (tokens, labels, documents)))
 
 
-def _labels(example: Example, goldfish: Goldfish | None) -> TokenArray:
-    """Returns the labels of all tokens but the last, those of the prompt included."""
-    if goldfish is None:
-        return example.tokens[1:]
-    tokens = torch.from_numpy(example.tokens.astype(np.int64))
-    return goldfish_labels(tokens, goldfish).numpy()
+def _labels(examples: Sequence[Example], goldfish: Goldfish | None) -> list[TokenArray]:
+    """Returns each example's labels of all tokens but the last, those of the prompt included."""
+    if goldfish is None or not examples:
+        return [example.tokens[1:] for example in examples]
+    sizes = np.array([len(example.tokens) for example in examples])
+    tokens = np.concatenate([example.tokens for example in examples]).astype(np.int64)
+    documents = torch.from_numpy(np.repeat(np.arange(len(examples)), sizes))
+    labels = goldfish_labels(torch.from_numpy(tokens), goldfish, documents=documents).numpy()
+    return [labels[end - size : end - 1] for size, end in zip(sizes, np.cumsum(sizes), strict=True)]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from axonn_ext.spec.parallel import check_choice
 
 WINDOWS = ("before", "target")
-_MOST = 2**63 - 1  # what an op takes
+_MOST = 2**63 - 1  # of int64
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,6 @@
 #include <vector>
 
 #include "core/numeric/block_layout.h"
-#include "core/numeric/goldfish.h"
 #include "core/numeric/philox.h"
 #include "gpu_machine/kernel_ptx.h"
 #include "gpu_machine/kernel_values.h"
@@ -74,49 +73,6 @@ TEST_F(Kernels, FillRandomDrawsWhatTheCpuDraws) {
       check_fill(machine, stream, dtype, {12345, name, distribution, -0.5f, 1.5f});
     }
     check_fill(machine, stream, DataType::kInt64, {12345, name, distribution, -1e6f, 1e6f});
-  }
-}
-
-// --- Goldfish ---
-
-struct GoldfishParams {  // as in goldfish.cu
-  kernels::GoldfishRows rows;
-  kernels::GoldfishRule rule;
-  int64_t ignore_index;
-  uint64_t out;
-};
-
-TEST_F(Kernels, GoldfishLabelsAreTheCpus) {
-  std::mt19937_64 random(13);
-  Machine machine;
-  machine.load(ptx("goldfish"));
-  const int stream = machine.new_stream(0);
-  constexpr int64_t kRows = 3, kLength = 150;
-  std::vector<int64_t> ids(kRows * kLength), documents(kRows * kLength);
-  for (auto& id : ids) id = static_cast<int64_t>(random() % 50000);
-  for (size_t i = 0; i < documents.size(); ++i) documents[i] = static_cast<int64_t>(i / 47);
-  const auto* device_ids = static_cast<const int64_t*>(device_pointer(machine.put(ids, "ids")));
-  const auto* device_documents =
-      static_cast<const int64_t*>(device_pointer(machine.put(documents, "documents")));
-  for (const bool has_documents : {false, true}) {
-    for (const bool with_target : {false, true}) {
-      const auto rule = kernels::GoldfishRule::of(4, 13, with_target);
-      const kernels::GoldfishRows rows{ids.data(), has_documents ? documents.data() : nullptr,
-                                       kRows, kLength};
-      const auto count = static_cast<size_t>(rows.num_targets());
-      const uint64_t out = machine.memory().allocate(8 * count, "out");
-      const GoldfishParams params{
-          {device_ids, has_documents ? device_documents : nullptr, kRows, kLength},
-          rule,
-          -100,
-          out};
-      machine.launch(stream, machine.kernel("goldfish_kernel"), {1, 1, 1}, {256, 1, 1}, params);
-      machine.run();
-      std::vector<int64_t> want(count);
-      kernels::goldfish_labels(rows, rule, -100, 0, rows.num_targets(), want.data());
-      EXPECT_EQ(machine.get<int64_t>(out, count), want);
-      EXPECT_NE(std::count(want.begin(), want.end(), -100), 0);
-    }
   }
 }
 

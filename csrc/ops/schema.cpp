@@ -134,13 +134,6 @@ TORCH_LIBRARY(axonn, m) {
   // for fp64, integers exactly): what a fused reduce-scatter does with what its ranks have stored.
   m.def("_reduce_slots(Tensor slots) -> Tensor");
 
-  // Returns the labels of tokens [.., S + 1], which are the next tokens, with ignore_index in the
-  // place of those that Goldfish loss drops: one in k, by a hash of h tokens. documents has a
-  // number for each token, which changes where another document begins.
-  m.def(
-      "goldfish_labels(Tensor tokens, Tensor? documents, int k, int h, bool with_target, "
-      "int ignore_index) -> Tensor");
-
   // Updates masters and moments by AdamW, each list's tensor i with that of the others, and sets
   // weights to the masters. A step is how often its tensors have been updated, this time included.
   m.def(

@@ -19,14 +19,11 @@ from axonn_ext.bench.ops.cases import (
     TORCH,
     OpCase,
     Sizes,
-    labels_problem,
     moments_problem,
     sum_problem,
 )
 from axonn_ext.bench.ops.run import OpRow, run_case
 from axonn_ext.cli.main import main
-from axonn_ext.nn import goldfish_labels
-from axonn_ext.spec.goldfish import Goldfish
 
 SMALL = Sizes(elements=70_000, slots=4, rows=8, vocab=500, dtype="bf16", device="cpu")
 SMALL_OPTIONS = (
@@ -63,12 +60,11 @@ def test_bytes_that_must_be_moved(grid: Grid) -> None:
         op: [way.moved_bytes for way in build(SMALL, grid).ways.values()]
         for op, build in CASES.items()
     }
-    rows, targets = 70_000 // 1024, 2 * 4096
+    rows = 70_000 // 1024
     assert moved == {
         "reduce": [5 * 17_500 * 2] * 2,
         "fill-normal": [rows * 1024 * 2] * 2,
         "fill-uniform": [rows * 1024 * 2] * 2,
-        "goldfish": [8 * (2 * 4097 + targets)] * 2,
         "loss": [3 * 8 * 500 * 2] * 2,
         "adamw": [28 * 70_000] * 2,
     }
@@ -96,16 +92,6 @@ def test_wrong_random_numbers_are_noticed(dtype: torch.dtype) -> None:
         for wrong in (values + 0.05, values * 1.05, values * 0):
             assert "expected" in moments_problem(wrong.to(dtype), name)
         assert "expected" in moments_problem(values.to(dtype), other)
-
-
-def test_wrong_labels_are_noticed() -> None:
-    goldfish = Goldfish()
-    tokens = torch.randint(500, (4, 4097), generator=torch.Generator().manual_seed(0))
-    labels = goldfish_labels(tokens, goldfish)
-    assert labels_problem(labels, tokens, goldfish) == ""
-    assert "not the next token" in labels_problem(labels.roll(1, 1), tokens, goldfish)
-    assert "are dropped" in labels_problem(tokens[:, 1:], tokens, goldfish)
-    assert "are dropped" in labels_problem(labels, tokens, Goldfish(k=3))
 
 
 # --- Rows ----------------------------------------------------------------------------------------

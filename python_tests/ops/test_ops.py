@@ -195,8 +195,6 @@ def check_opcheck() -> None:
     samples = [
         *samples_of_documented_shapes(*group),
         (axonn.local_rows, (torch.arange(8), 2, 4, 8, -100, False, "ids", rank)),
-        (axonn.goldfish_labels, (torch.arange(12).view(2, 6), None, 2, 3, False, -100)),
-        (axonn.goldfish_labels, (torch.arange(6).int(), torch.arange(6) // 3, 2, 1, True, -100)),
         (axonn.fill_random_, (torch.empty(4, 4), [8, 8], [4, 0], "w", 1, "normal", 0.0, 1.0)),
     ]
     labels, place = torch.tensor([0, 9, -100, 15, 8, 7, 3, 1]), (8 * rank, -100)

@@ -59,7 +59,7 @@ CPP_LAYERS = (
     ("core/tuning", "core/overlap", "core/emulation"),
     ("core/cuda",),
     ("ops/algorithm", "ops/checks", "ops/fill_random", "ops/left_out", "ops/needs_grad"),
-    ("ops/schema", "ops/autocast", "ops/cross_entropy", "ops/goldfish", "ops/reduce_slots"),
+    ("ops/schema", "ops/autocast", "ops/cross_entropy", "ops/reduce_slots"),
     ("ops/group", "ops/overlap"),
     ("ops/emulation", "ops/tuning", "ops/linear_axes"),
     ("ops/fused_cpu",),  # what ops/cpu defines and ops/composed calls

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from axonn_ext.spec.goldfish import Goldfish
 
+GOLDEN = 0x9E3779B97F4A7C15
 _MASK = 2**64 - 1
 
 
@@ -22,7 +23,7 @@ def mix(word: int) -> int:
 def hash_of(tokens: Sequence[int]) -> int:
     state = 0
     for token in tokens:
-        state = mix(state + token + 0x9E3779B97F4A7C15)
+        state = mix(state + token + GOLDEN)
     return state
 
 

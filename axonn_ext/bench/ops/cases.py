@@ -17,15 +17,10 @@ from axonn_ext.bench.optimizer import systems as optimizers
 from axonn_ext.bench.optimizer.run import right_systems
 from axonn_ext.calibrate.this_machine import DTYPES
 from axonn_ext.grid import Grid
-from axonn_ext.nn import goldfish_labels
-from axonn_ext.nn.loss import IGNORE_INDEX
-from axonn_ext.spec.goldfish import Goldfish
 from axonn_ext.spec.optimizer import BUCKET_ELEMENTS
 
 OURS, TORCH = "axonn_ext", "torch"
 WIDTH = 1024  # of the matrix that is filled
-SEQUENCE = 4096  # tokens of a row whose labels are found
-ELEMENTS_PER_TOKEN = 8
 SAMPLE = 1 << 20  # elements at either end that are checked
 SIGMAS = 6  # by which a mean of random numbers may be off
 SEED = 0
@@ -151,46 +146,6 @@ def moments_problem(values: Tensor, distribution: str) -> str:
     )
 
 
-def goldfish_case(sizes: Sizes, grid: Grid) -> OpCase:
-    """Returns the labels of tokens [M, S + 1]; torch's way is the op in ATen's operators."""
-    goldfish = Goldfish()
-    rows = max(1, sizes.elements // ELEMENTS_PER_TOKEN // SEQUENCE)
-    generator = torch.Generator(sizes.device).manual_seed(SEED)
-    tokens = torch.randint(
-        sizes.vocab, (rows, SEQUENCE + 1), generator=generator, device=sizes.device
-    )
-    ours = partial(goldfish_labels, tokens, goldfish)
-    torchs = partial(
-        torch.ops.axonn.goldfish_labels.default._op_dk,
-        torch._C.DispatchKey.CompositeExplicitAutograd,
-        tokens, None, goldfish.k, goldfish.h, goldfish.window == "target", IGNORE_INDEX,
-    )  # fmt: skip
-
-    def problem_of_ours() -> str:
-        return "" if torch.equal(ours(), torchs()) else "labels differ from those of ATen's ops"
-
-    def problem_of_torchs() -> str:
-        return labels_problem(torchs(), tokens, goldfish)
-
-    moved = tokens.nbytes + rows * SEQUENCE * tokens.itemsize
-    ways = {OURS: Way(ours, moved, problem_of_ours), TORCH: Way(torchs, moved, problem_of_torchs)}
-    return OpCase("goldfish", {"M": rows, "S": SEQUENCE}, "int64", ways)
-
-
-def labels_problem(labels: Tensor, tokens: Tensor, goldfish: Goldfish) -> str:
-    """Returns why labels [M, S] of tokens [M, S + 1] cannot be those of Goldfish loss."""
-    dropped = labels == IGNORE_INDEX
-    if not bool((dropped | (labels == tokens[:, 1:])).all()):
-        return "a label that is kept is not the next token"
-    share = float(dropped[:, goldfish.h :].double().mean())
-    limit = SIGMAS * (dropped.numel() * goldfish.k) ** -0.5
-    if abs(share - 1 / goldfish.k) <= limit:
-        return ""
-    return (
-        f"{share:.4f} of the labels are dropped, expected {1 / goldfish.k:.4f} within {limit:.4f}"
-    )
-
-
 def loss_case(sizes: Sizes, grid: Grid) -> OpCase:
     """Returns cross-entropy over logits [M, V] and its gradient; ours is written over the logits.
 
@@ -249,7 +204,6 @@ CASES: dict[str, Build] = {
     "reduce": reduce_case,
     "fill-normal": partial(fill_case, "normal"),
     "fill-uniform": partial(fill_case, "uniform"),
-    "goldfish": goldfish_case,
     "loss": loss_case,
     "adamw": adamw_case,
 }

@@ -17,11 +17,6 @@ label is ignore_index has no loss and no gradient, and its logits are not read. 
 float64, bfloat16 or float16. Arithmetic is in float32 (float64 for float64)."""
 
 
-def _next_tokens(call: Call) -> Tensor:
-    *rows, length = call.tokens.shape
-    return call.tokens.new_empty([*rows, length - 1], dtype=torch.int64)
-
-
 def _statistics_dtype(logits: Tensor) -> torch.dtype:
     return torch.float64 if logits.dtype == torch.float64 else torch.float32
 
@@ -77,18 +72,5 @@ It is rounded once, to the dtype of the logits. A second derivative is refused."
 {_LEGEND}
 The logits' version counter is raised: another backward pass that has saved them raises an error.
 Raises ValueError for logits of which elements of a row are not neighbours, or overlap.""",
-    ),
-    OpSpec(
-        "goldfish_labels",
-        results=_next_tokens,
-        summary="Returns the next token of each token but the last, or ignore_index where Goldfish "
-        "loss drops it.",
-        shapes="tokens [M, N + 1]   documents [M, N + 1]   result [M, N]",
-        details="""\
-One target in k is dropped, by a hash of the h tokens before it, or with with_target of h tokens
-that end with it. The first h tokens of a row are kept, and those of a document, which begins where
-the number in `documents` changes. tokens and documents are int64 or int32, with any number of
-dimensions before the last.
-Source: Hans et al., "Be like a Goldfish, Don't Memorize!", arXiv:2406.10209, section 3.1.""",
     ),
 )
