@@ -66,16 +66,17 @@ def launch(
         try:
             _start(ranks, num_processes, arguments, store, handlers)
             failed = _first_failures(ranks, heard, forwarded)
-            _end(ranks, signal.SIGTERM, heard)
+            _end(ranks, [signal.SIGTERM], heard)
         except _Ended as ended:
-            _end(ranks, ended.signal, heard)
+            # All are stopped first, so that none sees, and says, that another has ended.
+            _end(ranks, [signal.SIGSTOP, ended.signal, signal.SIGCONT], heard)
             if ended.signal == signal.SIGINT:
                 raise KeyboardInterrupt from None
             if ended.signal == signal.SIGHUP:  # sent by a rank that cannot print, or the terminal
                 raise OutputClosed from None
             raise TrainingError(f"the job was ended by {ended.signal.name}") from None
         finally:
-            _end(ranks, signal.SIGKILL, heard)
+            _end(ranks, [signal.SIGKILL], heard)
     if failed:
         raise _failure(failed, num_processes)
 
@@ -209,18 +210,17 @@ def _first_failures(
         time.sleep(LOOK_SECONDS)
 
 
-def _end(ranks: Sequence[ForkProcess], number: signal.Signals, heard: list[int]) -> None:
-    """Sends a signal to those that run, and to what they have started.
+def _end(ranks: Sequence[ForkProcess], signals: Sequence[int], heard: list[int]) -> None:
+    """Sends each signal to all that run, and to what they have started.
 
-    All are stopped before, so that none sees, and says, that another has ended. Waits until they
-    have ended, for END_SECONDS, or until the user sends another signal.
+    Waits until they have ended, for END_SECONDS, or until the user sends another signal.
     """
     heard.clear()
     running = _running(ranks)  # none is waited for below, so that no pid is another's by then
-    for sent in (signal.SIGSTOP, number, signal.SIGCONT):
+    for number in signals:
         for rank in running:
-            if not _send(os.killpg, rank, sent):  # it is about to make its group
-                _send(os.kill, rank, sent)
+            if not _send(os.killpg, rank, number):  # it is about to make its group
+                _send(os.kill, rank, number)
     deadline = time.monotonic() + END_SECONDS
     while _running(ranks) and not heard and time.monotonic() < deadline:
         time.sleep(LOOK_SECONDS / 10)

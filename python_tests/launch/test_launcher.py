@@ -44,6 +44,48 @@ def test_ranks_are_forks_where_they_can_do_all(threads: str, forked: bool) -> No
     assert [line == "axonn-ext of the launcher" for line in lines] == [forked, forked]
 
 
+# Rank 0 asks for the end of the job; rank 1 would say that rank 0 has ended.
+TOLD_TO_END = """
+import os, signal, socket, sys, time
+import axonn_ext.cli.main
+from axonn_ext.launch import launcher
+first, second = socket.socketpair()
+send = launcher._send
+
+def send_slowly(*arguments):
+    time.sleep(0.3)
+    return send(*arguments)
+
+def main():
+    if os.environ["RANK"] == "0":
+        second.close()
+        first.send(b"0")
+        os.kill(os.getppid(), signal.SIGHUP)
+        time.sleep(60)
+    first.close()
+    while second.recv(1):
+        pass
+    print("rank 0 has ended", flush=True)
+
+def start(*arguments):
+    start_ranks(*arguments)
+    first.close(), second.close()
+
+sys.modules["axonn_ext.cli.main"].main = main
+start_ranks, launcher._start, launcher._send = launcher._start, start, send_slowly
+launcher.launch(2, [])
+"""
+
+
+def test_no_rank_sees_another_end_before_its_own_signal() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", TOLD_TO_END], env=environment(), capture_output=True, text=True,
+        timeout=HANG_SECONDS,
+    )  # fmt: skip
+    assert done.returncode == 1 and "OutputClosed" in done.stderr
+    assert done.stdout == ""
+
+
 @pytest.mark.parametrize("ignored", [False, True])
 def test_a_signal_that_is_ignored_ends_no_job(ignored: bool) -> None:
     """As behind nohup."""
