@@ -2,7 +2,8 @@
 
     .venv/bin/python tools/mutants.py [--only TEXT]      those whose file or description has TEXT
 
-The table is python_tests/mutants.toml. The copy has the files of HEAD, and what is built here.
+The table is python_tests/mutants.toml. The copy has the files of HEAD, and what is built here. Of a
+file of csrc/core, `tests` is what ctest -R takes; the core's tests are built in the copy.
 """
 
 from __future__ import annotations
@@ -21,9 +22,10 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 TABLE = ROOT / "python_tests" / "mutants.toml"
+CPP_BUILD = "build/cpp"
 DAILY = "not long and not slow and not gpu and not triton"
 LIMIT_S = 900
-_FAILED = 1  # the status of pytest
+_FAILED, _BROKEN = 1, 3  # as pytest's: a test failed, no test ran
 
 
 @dataclass(frozen=True)
@@ -39,6 +41,10 @@ class Mutant:
     def name(self) -> str:
         return f"{self.source}: {self.what}"
 
+    @property
+    def is_core(self) -> bool:
+        return self.source.startswith("csrc/core/")
+
     def edited(self, root: Path) -> str:
         """The file with the mistake. Raises ValueError if its place is not there once."""
         text = (root / self.source).read_text()
@@ -52,7 +58,18 @@ def load_table(path: Path = TABLE) -> list[Mutant]:
     return [Mutant(p["source"], p["tests"], **row) for p in parts for row in p["change"]]
 
 
-def run_tests(tests: str) -> tuple[int, str]:
+def run_core_tests(tests: str) -> tuple[int, str]:
+    """The status, as pytest's, of the core's tests, and the test that failed."""
+    build = ["cmake", "--build", CPP_BUILD, "--target", "core_tests"]
+    if subprocess.run(build, stdout=subprocess.DEVNULL).returncode:
+        return _BROKEN, ""
+    ctest = ["ctest", "--test-dir", CPP_BUILD, "--no-tests=error", "--stop-on-failure", "-R", tests]
+    done = subprocess.run(ctest, capture_output=True, text=True)
+    failed = re.search(r"Test +#\d+: (\S+) .*\*\*\*", done.stdout)
+    return (_FAILED if done.returncode else 0), failed[1] if failed else ""
+
+
+def run_python_tests(tests: str) -> tuple[int, str]:
     """The status of pytest, and the test that failed, in a fork that has torch loaded already."""
     with tempfile.TemporaryFile() as output:
         if not (child := os.fork()):
@@ -76,18 +93,26 @@ def run_tests(tests: str) -> tuple[int, str]:
     return status, failed[1] if failed else ""
 
 
+def run_tests(mutant: Mutant) -> tuple[int, str]:
+    return (run_core_tests if mutant.is_core else run_python_tests)(mutant.tests)
+
+
 def run(mutants: list[Mutant]) -> int:
     """How many are not as the table says. It runs in the copy."""
-    for tests in dict.fromkeys(m.tests for m in mutants):
-        if run_tests(tests)[0]:
-            raise ValueError(f"{tests}: expected that they pass without a mistake")
+    if any(mutant.is_core for mutant in mutants):
+        # As `make test-cpp` does, whose objects ccache has.
+        options = ["-DAXONN_WERROR=ON", "-DAXONN_SANITIZE=", "--log-level=WARNING"]
+        subprocess.run(["cmake", "-S", ".", "-B", CPP_BUILD, "-G", "Ninja", *options], check=True)
+    for mutant in {mutant.tests: mutant for mutant in mutants}.values():
+        if run_tests(mutant)[0]:
+            raise ValueError(f"{mutant.tests}: expected that they pass without a mistake")
     # A mistake could be as long, and made in the same second, as what was compiled before.
     sys.dont_write_bytecode, os.environ["PYTHONDONTWRITEBYTECODE"] = True, "1"
     wrong = 0
     for mutant in mutants:
         path, text = Path(mutant.source), Path(mutant.source).read_text()
         path.write_text(mutant.edited(Path.cwd()))
-        status, test = run_tests(mutant.tests)
+        status, test = run_tests(mutant)
         path.write_text(text)
         is_wrong = (status == _FAILED) == bool(mutant.because)
         wrong += is_wrong
@@ -108,7 +133,7 @@ def main() -> int:
             for built in (ROOT / "axonn_ext").glob("*.so"):
                 shutil.copy2(built, copy / "axonn_ext")
             os.chdir(copy)
-            sys.path[0] = os.environ["PYTHONPATH"] = str(copy)
+            sys.path[0] = os.environ["PYTHONPATH"] = os.environ["CCACHE_BASEDIR"] = str(copy)
             import torch  # noqa: F401  once, not for each mutant
 
             return 1 if run(mutants) else 0

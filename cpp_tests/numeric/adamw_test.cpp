@@ -118,7 +118,7 @@ TYPED_TEST_SUITE(AdamW, Types);
 
 TYPED_TEST(AdamW, BitsAreThoseOfOneElementAfterTheOther) {
   for (const Products products : kBoth) {
-    for (const double beta1 : {0.9, 0.3}) {
+    for (const double beta1 : {0.9, 0.5, 0.3}) {
       for (const int64_t numel : kSizes) {
         Tensors<TypeParam> got(numel), expected(numel);
         adamw(got.run(), numbers(products, beta1), false, 0, numel);

@@ -70,8 +70,10 @@ RowStatistics reference(const Row& row) {
 TEST(CrossEntropy, StatisticsEqualThoseInDouble) {
   for (const auto dtype : kDataTypes) {
     for (const int64_t columns : kColumns) {
-      for (const double scale : {1.0, 20.0, 1e4}) {
-        const Row row(draw(columns, scale), dtype);
+      for (const double scale : {1.0, 20.0, 1e4, -1.0}) {
+        auto values = draw(columns, std::abs(scale));
+        if (scale < 0) std::sort(values.begin(), values.end());  // each block has a larger top
+        const Row row(values, dtype);
         const auto got = row.scan(), want = reference(row);
         EXPECT_EQ(got.top, want.top);
         // An exponential errs by some two units, and sums of a block by a few more.

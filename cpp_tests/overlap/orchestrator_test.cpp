@@ -109,6 +109,21 @@ TEST(ExecutionOrder, EvaluationBetweenStepsDisturbsNothing) {
   EXPECT_EQ(order.num_mispredictions(), 0);
 }
 
+TEST(ExecutionOrder, RemembersAsManyOrdersAsAskedFor) {
+  ExecutionOrder order(3);
+  const auto knows = [&](int64_t first) {
+    order.use({first, kF});
+    const bool known = order.knows_the_rest();
+    order.use({9, kF});
+    order.end_step();
+    return known;
+  };
+  for (const int64_t first : {0, 1, 2}) EXPECT_FALSE(knows(first));
+  for (const int64_t first : {0, 1, 2, 2, 2, 2, 0, 1}) EXPECT_TRUE(knows(first)) << first;
+  EXPECT_FALSE(knows(3));
+  EXPECT_FALSE(knows(2)) << "the one that was longest ago";
+}
+
 // Carries out what a plan decides and checks that it may be done.
 struct Executor {
   GatherPlan& plan;
@@ -179,6 +194,59 @@ TEST(GatherPlan, KeepsForBackwardWhatTheBudgetAllows) {
     const auto kept = std::min<int64_t>(8, budget / 10);
     EXPECT_EQ(run.gathers.size(), 16u - kept) << "budget " << budget;
     EXPECT_LE(run.peak, budget);
+  }
+}
+
+// Source: Belady, IBM Syst. J. 5 (1966) 78.
+size_t fewest_gathers(const std::vector<Use>& step, size_t room) {
+  std::set<int64_t> held;
+  size_t count = 0;
+  for (auto now = step.begin(); now != step.end(); ++now) {
+    const auto next = [&](int64_t weight) {
+      return std::find_if(now, step.end(), [&](const Use& use) { return use.weight == weight; });
+    };
+    if (held.contains(now->weight)) continue;
+    ++count;
+    if (held.size() == room) {
+      held.erase(std::max_element(held.begin(), held.end(),
+                                  [&](int64_t a, int64_t b) { return next(a) < next(b); }));
+    }
+    held.insert(now->weight);
+  }
+  return count;
+}
+
+TEST(GatherPlan, AKnownStepGathersAsFewAsPossible) {
+  std::mt19937 random(5);
+  for (int round = 0; round < 50; ++round) {
+    std::vector<Use> step;
+    for (int i = 0; i < 40; ++i) step.push_back({static_cast<int64_t>(random() % 6), kF});
+    GatherPlan plan(0, 30);
+    auto run = executor(plan, std::vector<int64_t>(6, 10));
+    run.step(step);
+    run.gathers.clear();
+    run.step(step);
+    EXPECT_EQ(run.gathers.size(), fewest_gathers(step, 3));
+  }
+}
+
+TEST(GatherPlan, InAnUnknownStepWhatForwardLeftStaysForBackward) {
+  GatherPlan plan(1, 20);
+  auto run = executor(plan, {10, 10, 10});
+  run.step({{0, kF}, {1, kF}, {1, kB}, {2, kB}, {0, kB}});
+  EXPECT_EQ(run.gathers, (std::vector<int64_t>{0, 1, 2}));
+}
+
+TEST(GatherPlan, AWeightStaysUntilItsLastUserReleasesIt) {
+  GatherPlan plan(1, 1000);
+  auto run = executor(plan, {10});
+  for (int number = 0; number < 2; ++number) {  // the second step knows that no use follows
+    run.use(0, kF);
+    run.carry_out(plan.use(0, kF));
+    run.carry_out(plan.release(0));
+    EXPECT_TRUE(run.gathered.contains(0));
+    run.release(0);
+    run.carry_out(plan.end_step());
   }
 }
 

@@ -200,6 +200,18 @@ TEST_P(EpochTraffic, GoesOnAcrossTheEdge) {
   }
 }
 
+// Flags that no rank has raised yet are those of the call before, though 0 would lie ahead.
+TEST(EpochTrafficErrors, AGroupThatBeginsLateWaitsForEveryFlag) {
+  auto options = group_options(2);
+  options.first_epoch = Epoch{0} - 150;
+  options.timeout = std::chrono::milliseconds(100);
+  auto groups = SymmetricGroup::of_threads(options);
+  const auto signature = CallSignature::of("late", {});
+  const Call silent(*groups[1], signature, 0);
+  const auto error = error_of([&] { Call(*groups[0], signature, 0).wait(1, 7); });
+  expect_contains(error, {"late: rank 0", "has not delivered its part"});
+}
+
 // An error must be one in the very call numbered 0 too. The peer that broke its call lives on, with
 // its group, so that only the call can have told.
 TEST(EpochTrafficErrors, AFailureInTheCallNumberedZeroIsSeen) {
