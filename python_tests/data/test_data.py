@@ -30,6 +30,7 @@ from axonn_ext.data import (
     text_bytes,
     whole,
 )
+from axonn_ext.inputs.digests import WHOLE, sampled
 
 TOKENS = np.arange(5000, dtype=np.int32)  # token i at place i: a window shows where it was cut
 
@@ -191,6 +192,15 @@ def test_steps_seeds_and_sequences_differ() -> None:
 def test_draws_are_fixed() -> None:
     """A resumed run must read the same text with a later version of this package."""
     assert training().micro_batch(0, 0)[0][:4, 0].tolist() == [3031, 1234, 2002, 3965]
+
+
+def test_a_digest_is_of_all_or_of_parts_from_the_first_unit_to_the_last() -> None:
+    counts = np.random.default_rng(2).integers(1, 2**40, 20).tolist()
+    for count in (*counts, WHOLE, WHOLE + 1):
+        parts = list(sampled(count))
+        ends = [start + length for start, length in parts]
+        assert parts[0][0] == 0 and ends[-1] == count and sorted(ends) == ends
+        assert sum(length for _, length in parts) == (count if count <= WHOLE else 64 * 65536)
 
 
 def test_shortest_text() -> None:

@@ -184,13 +184,14 @@ def test_prompts_that_cannot_be_continued(prompts, new, message, pool) -> None:
     assert message in pool(1).run(refused, prompts, new)[0]
 
 
-def test_sampling_draws_with_the_probabilities() -> None:
+@pytest.mark.parametrize(("k", "p"), [(6, 0.8), (3, 1.0)])
+def test_sampling_draws_with_the_probabilities(k: int, p: float) -> None:
     logits = torch.randn(1, 12, generator=torch.Generator().manual_seed(0))
-    sampling = Sampling(temperature=0.7, top_k=6, top_p=0.8, seed=1)
+    sampling = Sampling(temperature=0.7, top_k=k, top_p=p, seed=1)
     probabilities = (logits[0].double() / 0.7).softmax(0)
     order = probabilities.argsort(descending=True)
-    of_k = probabilities[order[:6]] / probabilities[order[:6]].sum()
-    left = int((of_k.cumsum(0) < 0.8).sum()) + 1
+    of_k = probabilities[order[:k]] / probabilities[order[:k]].sum()
+    left = min(k, int((of_k.cumsum(0) < p).sum()) + 1)
     want = torch.zeros(12, dtype=torch.float64)
     want[order[:left]] = of_k[:left] / of_k[:left].sum()
     draws = 20_000

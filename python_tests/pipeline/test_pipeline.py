@@ -205,6 +205,22 @@ def test_one_stage(pool) -> None:
     check(pool, 2, "gpt2", 2, [GridShape(x=2), GridShape(z=2)], one)
 
 
+def bytes_over_data(label: str) -> int:
+    """What the sums of one step send."""
+    model = make(config_of("gpt2", 2), GridShape(data=2), OPTIONS[label], ParallelConfig())
+    overlap = Overlap(bucket_bytes=1)
+    with Pipeline(model, model.grid, OPTIONS[label], overlap=overlap) as pipeline:
+        pipeline.step(own_batches(model.grid))
+        pipeline.sync_gradients()
+        assert pipeline.orchestrator is not None
+        return pipeline.orchestrator.totals()["data"].bytes
+
+
+def test_weight_gradients_that_wait_are_summed_no_more_often(pool) -> None:
+    """The table of both ends gets a gradient in backward, and the head's later."""
+    assert pool(2).run(bytes_over_data, "message_driven") == pool(2).run(bytes_over_data, "1f1b")
+
+
 @pytest.mark.slow
 def test_interleaved_on_four_stages(pool) -> None:
     check(pool, 4, "llama", 8, [GridShape(pipe=4)], ["interleaved"])

@@ -73,6 +73,7 @@ def test_axes_on_one_wire_take_turns_in_a_pass() -> None:
     machine, job = machine_of(inter=1e9), job_of(GridShape(x=8, y=2), algorithm="chunked")
     costs, rank = Costs(machine, job.grid, "bf16"), Rank(job)
     assert costs.wires["x"] == costs.wires["y"]
+    assert costs.beside("x") == {"y"} and costs.beside("z") == frozenset()
     dgrad, wgrad = linear_backward(rank, QKV)
     dy, x, dx = (costs.collective(c) for c in (*dgrad.before, *wgrad.before, *dgrad.after))
     ready = max(dy + costs.compute(dgrad), dy + x)
@@ -82,8 +83,12 @@ def test_axes_on_one_wire_take_turns_in_a_pass() -> None:
 
 def test_chunks_feed_and_drain_a_product() -> None:
     """Of four chunks, the first gather, or the last sum, is not hidden, however long the product
-    takes. Behind a gather over x alone the product is fed; a sum drains it."""
-    for grid, linear in ((GridShape(x=4), QKV), (GridShape(x=4), OUT)):
+    takes. Behind a gather over x alone the product is fed; a sum drains it. Of an all-reduce, the
+    whole is cut: here 16 MiB."""
+    grid, short = GridShape(x=4), dataclasses.replace(MODEL, sequence_length=32)
+    for model, linear, layout in (
+        (MODEL, QKV, "sharded"), (MODEL, OUT, "sharded"), (short, OUT, "replicated"),
+    ):  # fmt: skip
         for bandwidth in (1e9, 1e12):
             machine = machine_of()
             levels = tuple(
@@ -93,7 +98,7 @@ def test_chunks_feed_and_drain_a_product() -> None:
             machine = dataclasses.replace(
                 machine, links=dataclasses.replace(machine.links, levels=levels)
             )
-            job = job_of(grid, algorithm="chunked")
+            job = Job(model, grid, Options(algorithm="chunked", layout=layout), 64)
             costs, task = Costs(machine, grid, "bf16"), linear_forward(Rank(job), linear)
             (c,) = (*task.before, *task.after)
             moved = costs.collective(c._replace(num_bytes=c.num_bytes // 4))
@@ -102,7 +107,9 @@ def test_chunks_feed_and_drain_a_product() -> None:
                 task._replace(matmul=task.matmul._replace(m=task.matmul.m // 4))
             )
             expected = moved + product + 3 * max(moved, product)
-            assert pass_of(job, (task,), machine).seconds == pytest.approx(expected)
+            found = pass_of(job, (task,), machine)
+            assert found.seconds == pytest.approx(expected)
+            assert found.busy == pytest.approx({c.axis: 4 * moved})
 
 
 def test_a_small_product_is_not_cut() -> None:

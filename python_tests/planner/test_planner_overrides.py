@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 from axonn_ext.inputs.errors import InputError
 from axonn_ext.planner import Request, load_machine, plan
+from axonn_ext.planner.links import MeasuredLink
 from axonn_ext.planner.overrides import changed
+from axonn_ext.planner.scaled_links import with_levels
 from axonn_ext.planner.search.sensitivity import CHANGE, machines, variants
 from axonn_ext.spec.grid import GridShape
 from axonn_ext.spec.model import ModelConfig
@@ -80,6 +84,11 @@ def test_links_that_differ_in_one_thing() -> None:
     later = found["latency of all links +20%"].link(across, "data")
     assert later.latency_s == pytest.approx((1 + CHANGE) * wire.latency_s)
     assert later.bytes_per_s == wire.bytes_per_s
+    node, *outer = own.links.levels
+    measured = (MeasuredLink(1, 4, rate, latency_s=1e-5),)
+    own = with_levels(own, (dataclasses.replace(node, measured=measured), *outer))
+    later = dict(machines(own))["latency of all links +20%"].link(inside, "x")
+    assert later.latency_s == pytest.approx((1 + CHANGE) * 1e-5)
     shared = found["contention in cluster +20%"].link(across, "data")
     assert shared.bytes_per_s == pytest.approx(wire.bytes_per_s / (1 + CHANGE))
 

@@ -33,6 +33,7 @@ from axonn_ext.planner.search.choices import (
 )
 from axonn_ext.planner.search.fastest import SURELY_SLOWER, SURELY_SLOWER_IN_STAGES
 from axonn_ext.planner.search.optimizers import optimizers_of, options_with, that_differ_on
+from axonn_ext.planner.search.remedies import NO_MEMORY
 from axonn_ext.spec.communicators import num_communicators
 from axonn_ext.spec.grid import GridShape
 from axonn_ext.spec.model import ModelConfig
@@ -61,7 +62,10 @@ def test_best_first_and_each_grid_once() -> None:
         assert config.memory == memory_of(config.job)
         assert config.memory.total <= found.request.memory_limit
         assert config.step_time_s == simulate(config.job, found.request.machine).step_time_s
-    assert found.fits + sum(found.rejected.values()) == found.num_considered
+    for machine in (machine_of(), dataclasses.replace(machine_of(), memory_bytes=60_000_000)):
+        found = plan(request_of(machine=machine, simulate=1))
+        assert found.fits + sum(found.rejected.values()) == found.num_considered
+    assert found.rejected[NO_MEMORY] > 0
 
 
 def test_nothing_better_is_missed() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import tomllib
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -111,6 +111,21 @@ def test_examples_fit_their_grid(path: Path) -> None:
 def test_bad_values_on_the_command_line(key: str, text: str, expected: str) -> None:
     (problem,) = problems(**{key.replace(".", "__"): text})
     assert problem == f"{key}: {expected} on the command line"
+
+
+def test_a_number_at_its_bound_is_legal_unless_it_must_be_above() -> None:
+    tables = [table.name for table in dataclasses.fields(Config)]
+    keys = {
+        f"{t}.{k.name}": key_info(k)
+        for t in tables
+        for k in dataclasses.fields(getattr(Config(), t))
+    }
+    for name, info in keys.items():
+        for bound, is_legal in ((info.minimum, True), (info.maximum, True), (info.above, False)):
+            if bound is not None:
+                number = Override(name, f"{bound:.17g}")
+                with nullcontext() if is_legal else pytest.raises(UserError, match="expected"):
+                    load_config(None, overrides=(number,))
 
 
 def test_bad_values_in_a_file_name_the_file(tmp_path: Path) -> None:

@@ -52,6 +52,18 @@ def test_calls_without_a_number_are_not_taken_for_the_same() -> None:
     assert line.startswith(("rank 2 holds", "rank 3 holds"))
 
 
+def test_a_rank_in_an_earlier_call_has_not_come_to_this_one() -> None:
+    everyone = [report(0, waiting(1, 2, seconds=9.5)), report(1, waiting(0, 2))]
+    behind = [report(2, waiting(3, number=6)), report(3)]
+    assert diagnose(dict(enumerate(everyone + behind))).startswith("rank 3 holds")
+
+
+def test_of_the_waits_of_a_rank_the_longest_is_followed() -> None:
+    several = report(1, waiting(3, seconds=2.0), waiting(2), waiting(0, seconds=1.5))
+    waits = [report(0, waiting(1, seconds=9.5)), several, report(2), report(3)]
+    assert diagnose(dict(enumerate(waits))).startswith("rank 2 holds")
+
+
 def test_a_circle_names_all_its_ranks() -> None:
     y = ("y", "axis y", (0, 1))
     line = diagnose({0: report(0, waiting(1)), 1: report(1, waiting(0, group=y, number=3))})
