@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from axonn_ext import GridShape, full_state_dict, global_mean, parallelize
+from axonn_ext.placement.dropout import _is_harmless
 from grids import grid_of, relative_error
 
 SIZE = 16
@@ -172,6 +173,15 @@ def test_whatever_drops_is_named(pool):
         assert "  0 calls " in functional and "  2 calls " in functional
         assert "  0 (Dropout) has p=1" in ones and "  2 (Dropout) has p=0.5" in ones
         assert clean, "the pass in training mode leaves no trace"
+
+
+def test_attention_is_harmless_only_without_dropout() -> None:
+    """On GPUs one op has both; on CPUs PyTorch computes attention with dropout by others."""
+    op = torch.ops.aten._scaled_dot_product_flash_attention.default
+    operands = (torch.ones(1, 1, 2, 2),) * 3
+    for p in (0.0, 0.1):
+        assert _is_harmless(op, operands, {"dropout_p": p}, operands) == (p == 0)
+        assert _is_harmless(op, (*operands, p), {}, operands) == (p == 0)
 
 
 class Nested(nn.Module):

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from axonn_ext import GridShape, clip_grad_norm_, full_gradients
 from axonn_ext.models import ParallelConfig
 from axonn_ext.pipeline import Pipeline, PipelineOptions
+from axonn_ext.pipeline.choice import MessageDriven
 from axonn_ext.spec.parallel import Overlap
 from limits import HANG_SECONDS
 from pipeline_cases import config_of, make, own_batches
@@ -60,6 +63,14 @@ def test_delayed_messages_change_the_order_and_no_bit(pool, count, later) -> Non
     )
     assert [results for results, _ in found] == [1] * 4
     assert max(orders for _, orders in found) > 1, "the delays must have had an effect"
+
+
+def test_where_all_has_come_a_backward_goes_before_a_forward() -> None:
+    here: Any = SimpleNamespace(has=lambda message: True, decide=lambda choose: choose())
+    order = MessageDriven(
+        stage=0, stages=2, micro_batches=4, in_flight=4, inbox=here, leader=here, deferred=None
+    )
+    assert [task.kind for task in order] == ["forward", "backward"] * 4
 
 
 @pytest.mark.slow

@@ -266,9 +266,9 @@ def first_gradient_is_late(direction: str, stage: int, micro_batch: int) -> floa
     return 0.5 if (direction, stage, micro_batch) == (BACKWARD, 0, 0) else 0.0
 
 
-def held(limit: int) -> tuple[int, int]:
+def held(limit: int, in_flight: int = 2) -> tuple[int, int]:
     """The most micro-batches in flight, and the most bytes that weight gradients waited with."""
-    options = PipelineOptions(deferred_bytes=limit)
+    options = PipelineOptions(in_flight=in_flight, deferred_bytes=limit)
     model = make(config_of("gpt2", 4), GridShape(pipe=2), options, ParallelConfig())
     # While a stage sleeps in backward, the next gradients arrive, however slow its threads are.
     next(model.parameters()).register_hook(lambda _: time.sleep(0.1))
@@ -278,7 +278,9 @@ def held(limit: int) -> tuple[int, int]:
 
 
 def test_what_stages_hold_has_limits(pool) -> None:
-    (_, one), _ = pool(2).run(held, 1)  # each backward is followed by its weight gradients
+    # Each backward is followed by its weight gradients.
+    (first, one), (last, _) = pool(2).run(held, 1, 1)
+    assert first <= 2 and last <= 1
     flying, free = zip(*pool(2).run(held, 0), strict=True)
     assert flying[0] <= 4 and flying[1] <= 2
     assert one > 0 and free[0] >= 2 * one, "backwards come before weight gradients that are free"

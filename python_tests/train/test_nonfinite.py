@@ -79,6 +79,8 @@ def names_on(shape: GridShape) -> str:
     )
     for index, p in enumerate(model.parameters()):
         p.grad = torch.full_like(p, float(index + 1))
+    clip_grad_norm_(model, 1e3)
+    assert model["c"].weight.grad.flatten()[0] == 3, "not scaled up"
     if grid.rank == 1:
         model["b"].weight.grad[0, 0] = math.nan
     norm = clip_grad_norm_(model, 0.1)
