@@ -23,7 +23,7 @@ from axonn_ext import (
 from axonn_ext.models import ParallelConfig
 from axonn_ext.nn import Linear
 from axonn_ext.overlap import Orchestrator, Overlap
-from axonn_ext.overlap.sums import ScatteredSums
+from axonn_ext.overlap.sums import ScatteredSums, sum_of_blocks
 from grids import grid_of, relative_error
 from model_cases import CONFIGS, GPT2, LLAMA, random_batch
 from overlap_cases import LIMITS, ON, STEPS, Case, backward, compare, train
@@ -331,6 +331,12 @@ class CountingLane:
 
     def end(self) -> None:
         self.under_way -= 1
+
+
+def test_blocks_are_added_in_their_order_in_fp32() -> None:
+    blocks = torch.randn(8 * 3, 50, generator=torch.Generator().manual_seed(1)).bfloat16()
+    want = sum(block.float() for block in blocks.chunk(8))
+    assert torch.equal(sum_of_blocks(blocks, 8), want.bfloat16())
 
 
 @pytest.mark.parametrize("deferred", [0, 1, 3])
