@@ -327,6 +327,9 @@ def main() -> None:
     )
     os.environ["MAX_JOBS"] = str(jobs.count)  # torch's BuildExtension reads it
     base = build_base(sys.prefix, torch.__version__)
+    for copy in base.glob("lib*/axonn_ext/**/*"):  # else a file that has gone would be installed
+        if copy.is_file() and copy.suffix != ".so":
+            copy.unlink()
     setup(
         ext_modules=[cpu_extension(), *(cuda_extension(m, toolkit, cutlass) for m in modules)],
         cmdclass={
