@@ -72,6 +72,7 @@ def start(*arguments):
     first.close(), second.close()
 
 sys.modules["axonn_ext.cli.main"].main = main
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # behind nohup it would be ignored
 start_ranks, launcher._start, launcher._send = launcher._start, start, send_slowly
 launcher.launch(2, [])
 """
