@@ -202,7 +202,7 @@ def _end_the_job(launcher: int) -> None:
     """
     if launcher == 1 or os.getppid() != launcher:
         return  # the launcher has ended, and the new parent of this process is not ours
-    os.kill(launcher, signal.SIGHUP)
+    os.kill(launcher, signal.SIGPIPE)  # not SIGHUP, which is ignored behind nohup
     time.sleep(FAREWELL_SECONDS)  # the launcher ends this process in this time
 
 

@@ -31,6 +31,7 @@ SIGNAL_HINTS: dict[int, str] = {
     signal.SIGSEGV: "; please report this with the command that was run",
 }
 ENDING_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+NO_READER = signal.SIGPIPE  # what a rank sends that cannot print, which nobody ignores here
 LOOK_SECONDS = 0.1
 END_SECONDS = 30.0  # in which a rank may end after a signal
 GPU_DRIVERS = ("/dev/nvidia-uvm", "/dev/kfd")  # files that CUDA and ROCm have open
@@ -69,10 +70,12 @@ def launch(
             _end(ranks, [signal.SIGTERM], heard)
         except _Ended as ended:
             # All are stopped first, so that none sees, and says, that another has ended.
-            _end(ranks, [signal.SIGSTOP, ended.signal, signal.SIGCONT], heard)
+            no_reader = ended.signal == NO_READER  # which processes of Python ignore
+            sent = [signal.SIGKILL] if no_reader else [ended.signal, signal.SIGCONT]
+            _end(ranks, [signal.SIGSTOP, *sent], heard)
             if ended.signal == signal.SIGINT:
                 raise KeyboardInterrupt from None
-            if ended.signal == signal.SIGHUP:  # sent by a rank that cannot print, or the terminal
+            if no_reader or ended.signal == signal.SIGHUP:  # the terminal is closed
                 raise OutputClosed from None
             raise TrainingError(f"the job was ended by {ended.signal.name}") from None
         finally:
@@ -101,11 +104,11 @@ def _hearing(
     def hear(number: int, frame: FrameType | None) -> None:
         heard.append(number)
 
-    watched: set[int] = {*ENDING_SIGNALS, *forwarded}
+    watched: set[int] = {*ENDING_SIGNALS, NO_READER, *forwarded}
     before = {number: signal.getsignal(number) for number in {*watched, signal.SIGCHLD}}
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     for number in watched:
-        if before[number] != signal.SIG_IGN or number in forwarded:
+        if before[number] != signal.SIG_IGN or number in (NO_READER, *forwarded):
             signal.signal(number, hear)
     try:
         yield before

@@ -66,7 +66,7 @@ def test_streams_of_one_process(tmp_path: Path) -> None:
         assert got == expected, (arguments, redirection)
 
 
-@pytest.mark.parametrize(("now", "asked"), [(70, [(70, signal.SIGHUP)]), (1, []), (71, [])])
+@pytest.mark.parametrize(("now", "asked"), [(70, [(70, signal.SIGPIPE)]), (1, []), (71, [])])
 def test_only_the_launcher_is_asked_to_end_the_job(
     now: int, asked: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
