@@ -1,7 +1,7 @@
 """How ranks meet through a store of c10d: all must come, and must say the same.
 
-Whatever the number of ranks, each uses the store at most eight times. If they differ, the last one
-reads what all say and tells which ranks say the same; each reads at most MOST_SAID texts.
+Whatever the number of ranks, each uses the store at most nine times. If they differ, the last one
+also reads what all say and tells which ranks say the same; each reads at most MOST_SAID texts.
 """
 
 from __future__ import annotations

@@ -98,7 +98,8 @@ def _hearing(
     """Adds signals to `heard` as they come. Gives the handlers that this process had before.
 
     One that this process ignores, as SIGHUP behind nohup, ends no job, and is not heard unless it
-    is forwarded. The ends of processes are not ignored here, or their statuses would be lost.
+    is forwarded, or NO_READER. The ends of processes are not ignored here, or their statuses would
+    be lost.
     """
 
     def hear(number: int, frame: FrameType | None) -> None:

@@ -69,10 +69,10 @@ def _drops(tokens: Tensor, goldfish: Goldfish, documents: Tensor | None) -> Tens
     """Returns whether the tokens h, h + 1, ... of each row are dropped as targets."""
     count = tokens.size(-1) - goldfish.h
     first = int(goldfish.window == "target")
-    state = tokens.new_zeros([*tokens.shape[:-1], count])
+    words, state = tokens + _GOLDEN, tokens.new_zeros([*tokens.shape[:-1], count])
     for i in range(goldfish.h):
-        state += tokens[..., first + i : first + i + count]
-        _mix_bits(state.add_(_GOLDEN))
+        state += words[..., first + i : first + i + count]
+        _mix_bits(state)
     # Unsigned numbers are in the order of signed ones whose highest bit is flipped. A 64-bit hash
     # times k is below 2^64 for one hash in k.
     found = (state ^ -(2**63)) <= (2**64 - 1) // goldfish.k - 2**63
