@@ -29,6 +29,7 @@ ifneq ($(CCACHE_COMPILERS),)
   export CCACHE_BASEDIR := $(CURDIR)
   export CCACHE_NOHASHDIR := 1
   export CCACHE_COMPILERCHECK := content
+  export CCACHE_PCH_EXTSUM := 1
   export CCACHE_SLOPPINESS := pch_defines,time_macros,include_file_mtime,include_file_ctime
   export PATH := $(CCACHE_COMPILERS):$(PATH)
 endif

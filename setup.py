@@ -45,6 +45,7 @@ from find_cuda import (  # noqa: E402
     find_wheels,
     what_cutlass_lacks,
 )
+from precompile import precompile  # noqa: E402
 
 NO_TORCH = """\
 axonn_ext is compiled against the torch that is installed, and the Python that builds it,
@@ -231,7 +232,11 @@ def remove_modules(folder: Path, *, keep: Sequence[str]) -> None:
 
 
 def build_command(report: str, base: Path, left_out: Mapping[str, str]) -> Any:
-    from torch.utils.cpp_extension import BuildExtension
+    from torch.utils.cpp_extension import (
+        BuildExtension,
+        check_compiler_is_gcc,
+        get_cxx_compiler,
+    )
 
     class BuildCommand(BuildExtension.with_options(use_ninja=True)):
         """Says what is built, and keeps the objects, so that only what changed is recompiled."""
@@ -249,7 +254,16 @@ def build_command(report: str, base: Path, left_out: Mapping[str, str]) -> Any:
             # editable build would otherwise use, and remove, a new temporary folder; wheels and
             # editable installs share their objects.
             self.build_temp = str(ROOT / base / "objects" / ext.name.rpartition(".")[2])
+            if ext is self.extensions[0] and check_compiler_is_gcc(get_cxx_compiler()):
+                print("axonn_ext: compiling the headers of torch, once for all files", flush=True)
+                ext.extra_compile_args += precompile(ROOT / base / "headers", self.command_of(ext))
             super().build_extension(ext)
+
+        def command_of(self, ext: Any) -> list[str]:
+            """The compiler with the flags that torch's BuildExtension gives it."""
+            includes = [f"-I{path}" for path in (*ext.include_dirs, *self.compiler.include_dirs)]
+            flags = self.compiler.compiler_so[1:]
+            return [get_cxx_compiler(), *flags, *includes, *ext.extra_compile_args]
 
         def copy_extensions_to_source(self) -> None:
             """An editable build's; the modules of an earlier one must not be loaded beside them."""

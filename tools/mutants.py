@@ -3,7 +3,8 @@
     .venv/bin/python tools/mutants.py [--only TEXT]      those whose file or description has TEXT
 
 The table is python_tests/mutants.toml. The copy has the files of HEAD, and what is built here. Of a
-file of csrc/core, `tests` is what ctest -R takes; the core's tests are built in the copy.
+file of csrc/core, `tests` is what ctest -R takes; the core's tests are built in the copy. So is the
+extension, for a file of csrc/ops.
 """
 
 from __future__ import annotations
@@ -44,6 +45,10 @@ class Mutant:
     @property
     def is_core(self) -> bool:
         return self.source.startswith("csrc/core/")
+
+    @property
+    def is_op(self) -> bool:
+        return self.source.startswith("csrc/ops/")
 
     def edited(self, root: Path) -> str:
         """The file with the mistake. Raises ValueError if its place is not there once."""
@@ -93,8 +98,21 @@ def run_python_tests(tests: str) -> tuple[int, str]:
     return status, failed[1] if failed else ""
 
 
+def build_extension() -> bool:
+    """Whether it could be built, in the copy."""
+    build = [sys.executable, "setup.py", "--quiet", "build_ext", "--inplace"]
+    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    return not subprocess.run(build, env={**os.environ, "AXONN_CUDA": "0"}, **quiet).returncode
+
+
+def run_op_tests(tests: str) -> tuple[int, str]:
+    return run_python_tests(tests) if build_extension() else (_BROKEN, "")
+
+
 def run_tests(mutant: Mutant) -> tuple[int, str]:
-    return (run_core_tests if mutant.is_core else run_python_tests)(mutant.tests)
+    if mutant.is_core:
+        return run_core_tests(mutant.tests)
+    return (run_op_tests if mutant.is_op else run_python_tests)(mutant.tests)
 
 
 def run(mutants: list[Mutant]) -> int:
@@ -114,6 +132,8 @@ def run(mutants: list[Mutant]) -> int:
         path.write_text(mutant.edited(Path.cwd()))
         status, test = run_tests(mutant)
         path.write_text(text)
+        if mutant.is_op:
+            build_extension()
         is_wrong = (status == _FAILED) == bool(mutant.because)
         wrong += is_wrong
         found = f"noticed by {test}" if status == _FAILED else f"survives (status {status})"
