@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from axonn_ext import settings
-from axonn_ext.planner.machine import Machine, load_machine
+from axonn_ext.planner.machines.machine import Machine, load_machine
 
 
 def measured_file() -> Path | None:

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import torch
 
-import axonn_ext
 from axonn_ext import _machine
+from axonn_ext._version import __version__
 from axonn_ext.terminal.errors import UserError
 
 DTYPES = {
@@ -30,7 +30,7 @@ def describe_machine(*, threads: int, device: str = "cpu") -> dict[str, str | in
         "os": platform.platform(),
         "python": platform.python_version(),
         "torch": torch.__version__,
-        "axonn_ext": axonn_ext.__version__,
+        "axonn_ext": __version__,
         "blas": _blas(),
         "vector_instructions": torch.backends.cpu.get_cpu_capability(),
         "threads_per_rank": threads,

@@ -37,8 +37,8 @@ from axonn_ext.inputs.errors import InputError
 from axonn_ext.launch import process
 from axonn_ext.memorization.documents import MOST_TOKENS
 from axonn_ext.memorization.experiment import Settings, all_repetitions
-from axonn_ext.planner.model_files import read_config
 from axonn_ext.spec.goldfish import Goldfish
+from axonn_ext.spec.model_files import read_config
 from axonn_ext.terminal.errors import UserError, refuse_extra
 from axonn_ext.terminal.files import check_writable
 from axonn_ext.terminal.grids import check_processes, parse_grid

@@ -32,8 +32,8 @@ from axonn_ext.memorization.experiment import Exposures, Settings
 from axonn_ext.memorization.plot import plot_arms
 from axonn_ext.memorization.report import arms_table, summary
 from axonn_ext.memorization.results import ARMS, GOLDFISH, ArmResult, read_buckets
-from axonn_ext.planner.model_files import read_config
 from axonn_ext.spec.grid import GridShape
+from axonn_ext.spec.model_files import read_config
 from axonn_ext.terminal.console import Console, print_table, say
 from axonn_ext.terminal.errors import TrainingError, UserError
 from axonn_ext.terminal.files import make_folder, write_text, writing

@@ -18,14 +18,14 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from axonn_ext.planner.errors import PlannerError
     from axonn_ext.planner.estimate import Estimate
-    from axonn_ext.planner.events import Event, Timeline
     from axonn_ext.planner.job import Job, Options
-    from axonn_ext.planner.machine import Machine, load_machine
+    from axonn_ext.planner.machines.machine import Machine, load_machine
     from axonn_ext.planner.memory.peak import Memory, memory_of
     from axonn_ext.planner.search.fastest import Plan, plan
     from axonn_ext.planner.search.remedies import smallest_that_fits
     from axonn_ext.planner.search.request import Request
-    from axonn_ext.planner.simulated import simulate, timeline
+    from axonn_ext.planner.simulation.events import Event, Timeline
+    from axonn_ext.planner.simulation.simulate import simulate, timeline
 
 __all__ = [
     "Estimate",
@@ -48,21 +48,21 @@ __all__ = [
 
 _HOMES = {
     "Estimate": "estimate",
-    "Event": "events",
+    "Event": "simulation.events",
     "Job": "job",
-    "Machine": "machine",
+    "Machine": "machines.machine",
     "Memory": "memory.peak",
     "Options": "job",
     "Plan": "search.fastest",
     "PlannerError": "errors",
     "Request": "search.request",
-    "Timeline": "events",
-    "load_machine": "machine",
+    "Timeline": "simulation.events",
+    "load_machine": "machines.machine",
     "memory_of": "memory.peak",
     "plan": "search.fastest",
-    "simulate": "simulated",
+    "simulate": "simulation.simulate",
     "smallest_that_fits": "search.remedies",
-    "timeline": "simulated",
+    "timeline": "simulation.simulate",
 }
 
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from axonn_ext.planner.events import Timeline
 from axonn_ext.planner.job import Job
-from axonn_ext.planner.machine import Machine
+from axonn_ext.planner.machines.machine import Machine
 from axonn_ext.planner.memory.peak import Memory
-from axonn_ext.planner.pipelines import StageSteps, simulate_pipeline
-from axonn_ext.planner.prepared_step import PreparedStep
-from axonn_ext.planner.simulated import simulate
+from axonn_ext.planner.simulation.events import Timeline
+from axonn_ext.planner.simulation.pipelines import StageSteps, simulate_pipeline
+from axonn_ext.planner.simulation.prepared_step import PreparedStep
+from axonn_ext.planner.simulation.simulate import simulate
 
 
 @dataclass(frozen=True)

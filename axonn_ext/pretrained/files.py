@@ -13,8 +13,8 @@ from torch import Tensor
 
 from axonn_ext.inputs.errors import InputError, first_of
 from axonn_ext.inputs.files import is_file, read_json
-from axonn_ext.planner.model_files import read_config
 from axonn_ext.spec.model import ModelConfig
+from axonn_ext.spec.model_files import read_config
 
 CONFIG = "config.json"
 WHOLE = "model.safetensors"

@@ -20,7 +20,6 @@ from axonn_ext.models.builder import build
 from axonn_ext.models.stored import Stored
 from axonn_ext.models.transformer import Transformer
 from axonn_ext.nn.sharded import ShardedParameter, sharded_parameters
-from axonn_ext.planner.model_files import read_config
 from axonn_ext.pretrained.files import (
     CONFIG,
     WHOLE,
@@ -31,6 +30,7 @@ from axonn_ext.pretrained.files import (
 )
 from axonn_ext.pretrained.ranks import agree, compare_files
 from axonn_ext.spec.model import ModelConfig
+from axonn_ext.spec.model_files import read_config
 from axonn_ext.spec.parallel import ParallelConfig
 from axonn_ext.spec.stages import Stages
 from axonn_ext.state import names_of_stages

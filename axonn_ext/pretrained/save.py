@@ -21,12 +21,12 @@ from axonn_ext.inputs.files import read_json
 from axonn_ext.models.stored import Stored
 from axonn_ext.models.transformer import Transformer
 from axonn_ext.nn.sharded import sharded_parameters
-from axonn_ext.planner.model_files import read_config
 from axonn_ext.pretrained.files import CONFIG, INDEX, WHOLE
 from axonn_ext.pretrained.lora import adapters_of
 from axonn_ext.pretrained.tokenizer import copy_tokenizer, special_ids
 from axonn_ext.rank_values import dtype_named, of_all_ranks, of_first_rank
 from axonn_ext.spec.model import ModelConfig
+from axonn_ext.spec.model_files import read_config
 
 SHARD_BYTES = 5_000_000_000  # as many as transformers writes into one file
 # Keys of another config.json that would contradict ours, beside those that ours has.

@@ -11,7 +11,7 @@ from axonn_ext import _machine
 from axonn_ext.calibrate.find_machine import find_machine, measured_file
 from axonn_ext.inputs.files import is_file
 from axonn_ext.launch.process import this_process
-from axonn_ext.planner.machine import MEASURED, Machine
+from axonn_ext.planner.machines.machine import MEASURED, Machine
 from axonn_ext.planner.search.fastest import plan
 from axonn_ext.planner.search.request import Request
 from axonn_ext.spec.grid import GridShape

@@ -30,8 +30,8 @@ from axonn_ext.bench.pipeline.results import (
 from axonn_ext.bench.pipeline.stages import Delays, EmulatedLayer, Sleeper, peaks
 from axonn_ext.bench.pipeline.systems import System, build_ours
 from axonn_ext.cli.main import Parser
-from axonn_ext.planner.pipeline_simulator import StageTimes
 from axonn_ext.spec.pipeline import fixed_order
+from axonn_ext.spec.pipeline_simulator import StageTimes
 from axonn_ext.terminal.errors import UserError
 from commands import AXONN, torchrun
 from commands import run as run_command

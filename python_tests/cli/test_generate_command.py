@@ -10,7 +10,7 @@ import torch
 
 from axonn_ext.cli import main
 from axonn_ext.models.plain import PlainTransformer
-from axonn_ext.planner.model_files import read_config
+from axonn_ext.spec.model_files import read_config
 from commands import AXONN, run
 from trained_here import train_here
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from axonn_ext.cli import main
-from axonn_ext.cli.plan_report import TIE_MARK
+from axonn_ext.cli.plan.report import TIE_MARK
 from axonn_ext.planner.search.peers import PEERS
 from axonn_ext.planner.uncertainty import RANGE, TIE
 from axonn_ext.spec.family import FAMILIES, find_family

@@ -19,8 +19,8 @@ import pytest
 
 import axonn_ext
 from axonn_ext.cli import main
-from axonn_ext.cli.plan import add_parser
-from axonn_ext.cli.plan_request import make_request
+from axonn_ext.cli.plan.command import add_parser
+from axonn_ext.cli.plan.request import make_request
 from axonn_ext.planner import Request, load_machine
 from axonn_ext.spec.grid import COMMUNICATING
 from axonn_ext.spec.stages import Stages
@@ -509,7 +509,7 @@ def test_bandwidth_that_is_no_number(tmp_path: Path, capsys: Capture) -> None:
 
 
 def test_several_processes_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    from axonn_ext.cli import plan as command
+    from axonn_ext.cli.plan import command
 
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "2")

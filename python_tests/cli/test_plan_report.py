@@ -7,13 +7,13 @@ import re
 import pytest
 from rich.console import Console
 
-from axonn_ext.cli import plan_cells, plan_explain
+from axonn_ext.cli.plan import cells, explain
 from axonn_ext.planner import Request, load_machine, plan, simulate, timeline
-from axonn_ext.planner.costs import Costs
 from axonn_ext.planner.estimate import estimate as estimate_of
-from axonn_ext.planner.events import COMPUTE
 from axonn_ext.planner.job import Job, Options
 from axonn_ext.planner.memory.peak import memory_of
+from axonn_ext.planner.simulation.costs import Costs
+from axonn_ext.planner.simulation.events import COMPUTE
 from axonn_ext.planner.step.program import make_program
 from axonn_ext.planner.step.volumes import all_collectives
 from axonn_ext.spec.grid import GridShape
@@ -31,7 +31,7 @@ def test_explanation_of_an_axis(
     machine, model = load_machine("dgx-a100"), PRESETS["gpt2-small"]
     job = Job(model, GridShape(z=8), Options(micro_batches=2, overlap=overlap), 64)
     found = estimate_of(job, machine, memory_of(job))
-    plan_explain.print_explanation(Console(width=250), found, machine, number=1)
+    explain.print_explanation(Console(width=250), found, machine, number=1)
     out = capsys.readouterr().out
     line = next(line for line in out.splitlines() if line.startswith("z "))
     ranks, sent, speed, busy, hidden, exposed = map(float, re.findall(r"[\d.]+", line))
@@ -62,7 +62,7 @@ def test_a_wire_is_busy_for_as_long_as_it_carries_bytes() -> None:
         expected: dict[str, float] = {}
         for c, times in all_collectives(make_program(job)):
             expected[c.axis] = expected.get(c.axis, 0.0) + times * costs.collective(c)
-        busy = plan_explain.busy_seconds(job, machine)
+        busy = explain.busy_seconds(job, machine)
         assert busy == pytest.approx(expected, rel=0.05)  # of z, what is held is not gathered
         lasts = sum(e.end_s - e.start_s for e in timeline(job, machine).events if e.stream == "z")
         assert lasts > 1.2 * busy["z"]
@@ -74,10 +74,10 @@ def test_kinds_of_computation_are_those_of_the_simulation() -> None:
     machine = load_machine("dgx-a100")
     request = Request(PRESETS["gpt2-small"], "small", 8, machine, 64)
     for estimate in plan(request).configs[:3]:
-        kinds = plan_explain.compute_kinds(estimate.job, machine)
+        kinds = explain.compute_kinds(estimate.job, machine)
         step = timeline(estimate.job, machine)
         assert sum(kinds.values()) + step.optimizer_s == pytest.approx(step.compute_s, rel=1e-6)
-        busy = plan_explain.busy_seconds(estimate.job, machine)
+        busy = explain.busy_seconds(estimate.job, machine)
         streams = {event.stream for event in step.events} - {COMPUTE}
         assert set(busy) == streams
 
@@ -87,7 +87,7 @@ def test_kinds_of_computation_are_those_of_the_simulation() -> None:
     [(999.4, "999"), (1024, "1.02 k"), (80e9, "80.0 B"), (4194304, "4.19 M"), (0.5, "0.5")],
 )
 def test_sizes(value: float, expected: str) -> None:
-    assert plan_cells.size(value) == expected
+    assert cells.size(value) == expected
 
 
 @pytest.mark.parametrize(
@@ -101,4 +101,4 @@ def test_sizes(value: float, expected: str) -> None:
     ],
 )
 def test_durations(seconds: float, expected: str) -> None:
-    assert plan_cells.duration(seconds) == expected
+    assert cells.duration(seconds) == expected

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from axonn_ext.cli import main
-from axonn_ext.cli.plan_plot import plot_study
-from axonn_ext.planner.retold import retell
-from axonn_ext.planner.study import load_study, study_names
+from axonn_ext.cli.plan.plot import plot_study
+from axonn_ext.planner.published.retold import retell
+from axonn_ext.planner.published.study import load_study, study_names
 
 pytestmark = pytest.mark.long
 

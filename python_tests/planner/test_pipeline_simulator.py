@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from axonn_ext.planner.pipeline_simulator import Simulation, StageTimes, simulate
 from axonn_ext.spec.pipeline import SCHEDULES, bubble_seconds
 from axonn_ext.spec.pipeline_options import PipelineOptions
+from axonn_ext.spec.pipeline_simulator import Simulation, StageTimes, simulate
 from counts import lines_of
 
 EQUAL = StageTimes(1.0, 1.0, 1.0)

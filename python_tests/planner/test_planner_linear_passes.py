@@ -7,9 +7,9 @@ import dataclasses
 import pytest
 
 from axonn_ext.planner import Job, Machine, Options, simulate
-from axonn_ext.planner.costs import Costs
 from axonn_ext.planner.job import violations
-from axonn_ext.planner.linear_passes import LinearPasses, Pass
+from axonn_ext.planner.simulation.costs import Costs
+from axonn_ext.planner.simulation.linear_passes import LinearPasses, Pass
 from axonn_ext.planner.step.linears import linear_backward, linear_forward
 from axonn_ext.planner.step.rank import Rank
 from axonn_ext.planner.step.tasks import Task

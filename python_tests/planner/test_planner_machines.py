@@ -13,7 +13,7 @@ import pytest
 
 from axonn_ext.inputs.errors import InputError
 from axonn_ext.planner import Machine, PlannerError, load_machine
-from axonn_ext.planner.machine import machine_names
+from axonn_ext.planner.machines.machine import machine_names
 from axonn_ext.planner.step.tasks import Collective, Matmul, Scores
 from axonn_ext.spec.grid import GridShape
 

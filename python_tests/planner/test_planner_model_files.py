@@ -11,8 +11,8 @@ import pytest
 
 from axonn_ext.data.vocabulary import ByteVocabulary, padded_size
 from axonn_ext.inputs.errors import InputError
-from axonn_ext.planner.model_files import load_model, read_config
 from axonn_ext.spec.model import ModelConfig, RopeScaling
+from axonn_ext.spec.model_files import load_model, read_config
 from axonn_ext.spec.presets import PRESETS
 from axonn_ext.train.config import Config, ModelTable
 from axonn_ext.train.config_file import to_toml

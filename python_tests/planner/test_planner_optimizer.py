@@ -11,10 +11,8 @@ import pytest
 
 from axonn_ext.inputs.errors import InputError
 from axonn_ext.planner import Job, Machine, Options, PlannerError, Request, plan, simulate, timeline
-from axonn_ext.planner.costs import Costs
 from axonn_ext.planner.job import ZERO_2_IN_STAGES, violations
 from axonn_ext.planner.memory.peak import memory_of
-from axonn_ext.planner.model_files import load_optimizer
 from axonn_ext.planner.search.axes import AxisRules
 from axonn_ext.planner.search.choices import fitting_with_some, jobs_of, variants_of
 from axonn_ext.planner.search.optimizers import (
@@ -24,11 +22,13 @@ from axonn_ext.planner.search.optimizers import (
     tried_offloads,
     with_optimizer,
 )
+from axonn_ext.planner.simulation.costs import Costs
+from axonn_ext.planner.simulation.updates import optimizer_step
 from axonn_ext.planner.step.program import make_program
 from axonn_ext.planner.step.tasks import Collective, OptimizerWork, Update
-from axonn_ext.planner.updates import optimizer_step
 from axonn_ext.spec.grid import GridShape
 from axonn_ext.spec.model import ModelConfig
+from axonn_ext.spec.model_files import load_optimizer
 from axonn_ext.spec.optimizer import OptimizerOptions
 from axonn_ext.spec.parallel import Overlap
 from planner_machines import machine_of

@@ -20,7 +20,6 @@ from axonn_ext.planner import (
     simulate,
 )
 from axonn_ext.planner.estimate import estimate
-from axonn_ext.planner.model_files import load_model
 from axonn_ext.planner.search.overlaps import (
     DEFERRED,
     PREFETCHES,
@@ -30,6 +29,7 @@ from axonn_ext.planner.search.overlaps import (
 )
 from axonn_ext.spec.grid import GridShape
 from axonn_ext.spec.model import ModelConfig
+from axonn_ext.spec.model_files import load_model
 from axonn_ext.spec.parallel import Overlap
 from planner_machines import machine_of
 

@@ -18,12 +18,12 @@ from axonn_ext.planner.memory import in_flight as in_flight_module
 from axonn_ext.planner.memory.in_flight import fullest_units, units_of
 from axonn_ext.planner.memory.peak import stage_memory_of
 from axonn_ext.planner.memory.states import states_of
-from axonn_ext.planner.pipeline_simulator import StageTimes, simulate
 from axonn_ext.spec.grid import GridShape
 from axonn_ext.spec.model import ModelConfig
 from axonn_ext.spec.parallel import Overlap
 from axonn_ext.spec.pipeline import Task, fixed_order
 from axonn_ext.spec.pipeline_options import PipelineOptions
+from axonn_ext.spec.pipeline_simulator import StageTimes, simulate
 from axonn_ext.spec.stages import Stages
 from grids import grid_of
 

@@ -18,16 +18,16 @@ from axonn_ext.planner import (
     simulate,
     timeline,
 )
-from axonn_ext.planner.closed_forms import ClosedForms
 from axonn_ext.planner.job import violations
 from axonn_ext.planner.memory.activations import deferred_bytes_of
-from axonn_ext.planner.model_files import load_model
-from axonn_ext.planner.pipelines import StageSteps, simulate_pipeline, simulate_schedule
 from axonn_ext.planner.search.choices import other_pipelines
+from axonn_ext.planner.search.closed_forms import ClosedForms
 from axonn_ext.planner.search.request import PIPELINES
-from axonn_ext.planner.shares import shares_of
+from axonn_ext.planner.simulation.pipelines import StageSteps, simulate_pipeline, simulate_schedule
+from axonn_ext.planner.step.stage_models import shares_of
 from axonn_ext.spec.grid import GridShape, divisors, grids_of
 from axonn_ext.spec.model import ModelConfig
+from axonn_ext.spec.model_files import load_model
 from axonn_ext.spec.parallel import Overlap
 from axonn_ext.spec.pipeline import bubble_seconds
 from axonn_ext.spec.pipeline_options import PipelineOptions

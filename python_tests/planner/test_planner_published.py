@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from axonn_ext.planner import load_machine
-from axonn_ext.planner.machine import machine_names
-from axonn_ext.planner.published import (
+from axonn_ext.planner.machines.machine import machine_names
+from axonn_ext.planner.published.runs import (
     BEGIN,
     END,
     FLOPS,
@@ -187,7 +187,7 @@ def test_a_fit_finds_what_was_put_in_and_does_not_see_what_is_held_out() -> None
 
 
 def test_the_document_has_these_numbers(comparison: Comparison) -> None:
-    """If not: python -m axonn_ext.planner.published docs/planner_fit.md"""
+    """If not: python -m axonn_ext.planner.published.runs docs/planner_fit.md"""
     pages = [page for page in DOCS.glob("planner*.md") if BEGIN in page.read_text()]
     assert len(pages) == 1
     text = pages[0].read_text()

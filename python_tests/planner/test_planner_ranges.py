@@ -6,15 +6,15 @@ from dataclasses import replace
 
 import pytest
 
-from axonn_ext.cli.plan_report import memory_warning
+from axonn_ext.cli.plan.report import memory_warning
 from axonn_ext.planner import Machine, Request, load_machine, plan
 from axonn_ext.planner.estimate import estimate
 from axonn_ext.planner.job import Job, Options
-from axonn_ext.planner.links import Links
-from axonn_ext.planner.machine import machine_names
+from axonn_ext.planner.machines.links import Links
+from axonn_ext.planner.machines.machine import machine_names
 from axonn_ext.planner.memory.peak import memory_of
-from axonn_ext.planner.ranges import step_range
-from axonn_ext.planner.simulated import simulate
+from axonn_ext.planner.simulation.simulate import simulate
+from axonn_ext.planner.uncertainty import step_range
 from axonn_ext.spec.grid import GridShape
 from axonn_ext.spec.model import ModelConfig
 from axonn_ext.spec.parallel import Overlap

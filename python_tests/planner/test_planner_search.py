@@ -21,7 +21,6 @@ from axonn_ext.planner import (
     smallest_that_fits,
     timeline,
 )
-from axonn_ext.planner.closed_forms import ClosedForms, closed_form_s, least_s
 from axonn_ext.planner.job import violations
 from axonn_ext.planner.memory.fitting import RoomyKinds, those_that_fit
 from axonn_ext.planner.search.choices import (
@@ -31,6 +30,7 @@ from axonn_ext.planner.search.choices import (
     jobs_of,
     variants_of,
 )
+from axonn_ext.planner.search.closed_forms import ClosedForms, closed_form_s, least_s
 from axonn_ext.planner.search.fastest import SURELY_SLOWER, SURELY_SLOWER_IN_STAGES
 from axonn_ext.planner.search.optimizers import optimizers_of, options_with, that_differ_on
 from axonn_ext.planner.search.remedies import NO_MEMORY

@@ -9,13 +9,13 @@ import random
 import pytest
 
 from axonn_ext.planner import Event, Job, Machine, Options, simulate, timeline
-from axonn_ext.planner.closed_forms import ClosedForms
-from axonn_ext.planner.costs import Costs
-from axonn_ext.planner.events import Timeline
 from axonn_ext.planner.job import violations
-from axonn_ext.planner.linear_passes import SUM_OF_BLOCKS
-from axonn_ext.planner.simulated import prepare
-from axonn_ext.planner.simulation import Simulation
+from axonn_ext.planner.search.closed_forms import ClosedForms
+from axonn_ext.planner.simulation.costs import Costs
+from axonn_ext.planner.simulation.events import Timeline
+from axonn_ext.planner.simulation.linear_passes import SUM_OF_BLOCKS
+from axonn_ext.planner.simulation.passes import Simulation
+from axonn_ext.planner.simulation.simulate import prepare
 from axonn_ext.planner.step.program import make_program
 from axonn_ext.spec.grid import GridShape
 from axonn_ext.spec.model import ModelConfig

@@ -8,12 +8,12 @@ import random
 import pytest
 
 from axonn_ext.planner import Job, Options
-from axonn_ext.planner.pipeline_simulator import StageTimes, simulate
-from axonn_ext.planner.pipelines import pipeline_timeline, simulate_pipeline
-from axonn_ext.planner.shared_cores import on_shared_cores
+from axonn_ext.planner.simulation.pipelines import pipeline_timeline, simulate_pipeline
+from axonn_ext.planner.simulation.shared_cores import on_shared_cores
 from axonn_ext.spec.grid import GridShape
 from axonn_ext.spec.model import ModelConfig
 from axonn_ext.spec.pipeline import fixed_order
+from axonn_ext.spec.pipeline_simulator import StageTimes, simulate
 from planner_machines import machine_of
 
 

@@ -7,15 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from axonn_ext.cli.study_page import with_study
-from axonn_ext.cli.study_tables import markdown
+from axonn_ext.cli.plan.study_page import with_study
+from axonn_ext.cli.plan.study_tables import markdown
 from axonn_ext.inputs.errors import InputError
 from axonn_ext.planner import load_machine, memory_of
-from axonn_ext.planner.cases import Case
 from axonn_ext.planner.estimate import estimate
 from axonn_ext.planner.job import Job, Options, violations
-from axonn_ext.planner.published import FLOPS, load_runs, predict
-from axonn_ext.planner.retold import (
+from axonn_ext.planner.published.cases import Case
+from axonn_ext.planner.published.retold import (
     Line,
     Told,
     fastest_of,
@@ -26,7 +25,15 @@ from axonn_ext.planner.retold import (
     retell,
     share_of_peak,
 )
-from axonn_ext.planner.study import Figure, Study, Way, load_study, read_study, study_names
+from axonn_ext.planner.published.runs import FLOPS, load_runs, predict
+from axonn_ext.planner.published.study import (
+    Figure,
+    Study,
+    Way,
+    load_study,
+    read_study,
+    study_names,
+)
 from axonn_ext.spec.grid import GridShape, grids_of
 from axonn_ext.spec.presets import PRESETS
 
@@ -295,7 +302,7 @@ def test_errors_are_to_the_nearer_end_of_a_range(
     ],
 )
 def test_the_document_has_these_numbers(name: str) -> None:
-    """If not: python -m axonn_ext.cli.study_page docs/published.md"""
+    """If not: python -m axonn_ext.cli.plan.study_page docs/published.md"""
     text, study = PAGE.read_text(), load_study(name)
     assert text == with_study(text, name, markdown(study, retell(study)))
 

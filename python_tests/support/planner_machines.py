@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from axonn_ext.planner import Machine
-from axonn_ext.planner.attention import Attention
-from axonn_ext.planner.links import Level, Links
-from axonn_ext.planner.products import Products
+from axonn_ext.planner.machines.attention import Attention
+from axonn_ext.planner.machines.links import Level, Links
+from axonn_ext.planner.machines.products import Products
 
 
 def machine_of(*, hidden_share: float = 0.0, inter: float = 2e10, memory: int = 10**10) -> Machine:

@@ -6,10 +6,10 @@ import dataclasses
 import json
 from dataclasses import dataclass
 
-from axonn_ext.planner.pipeline_simulator import StageTimes
 from axonn_ext.spec.grid import GridShape
 from axonn_ext.spec.pipeline import check_sizes
 from axonn_ext.spec.pipeline_options import PipelineOptions
+from axonn_ext.spec.pipeline_simulator import StageTimes
 
 OURS, TORCH = "ours", "torch"
 BASE = "1f1b"  # what all others are compared with

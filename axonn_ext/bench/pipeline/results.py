@@ -9,8 +9,8 @@ from typing import Any
 
 from axonn_ext.bench.pipeline.plan import BASE, OURS, CaseSpec, Plan
 from axonn_ext.bench.pipeline.stages import Delays
-from axonn_ext.planner.pipeline_simulator import simulate
 from axonn_ext.spec.pipeline import bubble_seconds
+from axonn_ext.spec.pipeline_simulator import simulate
 
 MOST_ERROR = 1e-5  # of a gradient, compared with one process; fp32 sums in the same order
 STAGES = "emulated: a stage's times are sleeps; messages, threads, orders and decisions are real"

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from axonn_ext.planner.pipeline_simulator import StageTimes
 from axonn_ext.spec.pipeline import Task
+from axonn_ext.spec.pipeline_simulator import StageTimes
 
 
 class Sleeper:

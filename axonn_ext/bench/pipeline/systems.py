@@ -16,8 +16,8 @@ from axonn_ext.grid import Grid
 from axonn_ext.nn import Linear
 from axonn_ext.pipeline import Pipeline
 from axonn_ext.pipeline.engine import TaskRun
-from axonn_ext.planner.pipeline_simulator import StageTimes
 from axonn_ext.spec.pipeline import Task
+from axonn_ext.spec.pipeline_simulator import StageTimes
 
 Gradients = dict[int, Tensor]  # by the number of the layer in the whole model
 Batch = tuple[Tensor, Tensor]

@@ -17,7 +17,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from axonn_ext.planner.job import Job
-from axonn_ext.planner.shares import StageShare, share_of
+from axonn_ext.planner.step.stage_models import StageShare, share_of
 from axonn_ext.spec.family import RMS_NORM
 from axonn_ext.spec.model import ModelConfig
 from axonn_ext.spec.recompute import Recomputation

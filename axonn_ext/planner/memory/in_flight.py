@@ -13,10 +13,10 @@ from typing import NamedTuple
 
 from axonn_ext.planner.job import Job
 from axonn_ext.planner.memory.activations import deferred_bytes_of
-from axonn_ext.planner.pipeline_simulator import StageTimes, simulate
-from axonn_ext.planner.shares import shares_of
+from axonn_ext.planner.step.stage_models import shares_of
 from axonn_ext.spec.pipeline import Task, fixed_order
 from axonn_ext.spec.pipeline_options import PipelineOptions
+from axonn_ext.spec.pipeline_simulator import StageTimes, simulate
 
 # From so many micro-batches on, in multiples of the stages, peaks stay, or grow evenly.
 _FEW, _SOME = 4, 6

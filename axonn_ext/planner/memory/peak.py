@@ -16,13 +16,13 @@ from typing import NamedTuple
 
 from axonn_ext.planner.errors import PlannerError
 from axonn_ext.planner.job import Job
-from axonn_ext.planner.machine import DEVICES, Machine
+from axonn_ext.planner.machines.machine import DEVICES, Machine
 from axonn_ext.planner.memory.in_flight import fullest_units, units_of
 from axonn_ext.planner.memory.moments import moments
 from axonn_ext.planner.memory.stage import Stage
 from axonn_ext.planner.memory.states import FP64, StageStates, States, stage_states_of
 from axonn_ext.planner.memory.workspaces import workspaces
-from axonn_ext.planner.shares import StageShare
+from axonn_ext.planner.step.stage_models import StageShare
 from axonn_ext.spec.pipeline import Task
 
 

@@ -7,9 +7,9 @@ from typing import NamedTuple
 
 from axonn_ext.planner.job import Job
 from axonn_ext.planner.memory.activations import ModelSizes, sizes_of
-from axonn_ext.planner.shares import StageShare, shares_of_model
+from axonn_ext.planner.search.padded_vocabulary import padded_model
 from axonn_ext.planner.step.parameters import buckets_of_groups, groups_of, parameters_of_share
-from axonn_ext.planner.vocabulary import padded_model
+from axonn_ext.planner.step.stage_models import StageShare, shares_of_model
 from axonn_ext.spec.grid import GridShape
 from axonn_ext.spec.model import ModelConfig
 from axonn_ext.spec.optimizer import OptimizerOptions

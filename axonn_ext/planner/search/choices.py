@@ -22,7 +22,7 @@ from axonn_ext.planner.search.optimizers import (
     with_optimizer,
 )
 from axonn_ext.planner.search.request import Request
-from axonn_ext.planner.shares import shares_of
+from axonn_ext.planner.step.stage_models import shares_of
 from axonn_ext.spec.grid import GridShape, divisors, grids_of
 from axonn_ext.spec.optimizer import OptimizerOptions
 from axonn_ext.spec.parallel import Overlap

@@ -9,14 +9,11 @@ from dataclasses import dataclass
 from heapq import heapify, heappop, heapreplace
 from typing import NamedTuple
 
-from axonn_ext.planner.closed_forms import ClosedForms, Pieces, closed_form_s, least_s
 from axonn_ext.planner.errors import PlannerError
 from axonn_ext.planner.estimate import Estimate, estimate
 from axonn_ext.planner.job import ZERO_2_IN_STAGES, Job, violations
 from axonn_ext.planner.memory.fitting import RoomyKinds
 from axonn_ext.planner.memory.peak import memory_on
-from axonn_ext.planner.pipelines import StageSteps
-from axonn_ext.planner.prepared_step import PreparedStep
 from axonn_ext.planner.search.choices import (
     fitting_jobs,
     fitting_with_some,
@@ -26,6 +23,7 @@ from axonn_ext.planner.search.choices import (
     variants_of,
     without_needless,
 )
+from axonn_ext.planner.search.closed_forms import ClosedForms, Pieces, closed_form_s, least_s
 from axonn_ext.planner.search.optimizers import with_each
 from axonn_ext.planner.search.overlaps import (
     fastest_overlap,
@@ -37,7 +35,9 @@ from axonn_ext.planner.search.overlaps import (
 from axonn_ext.planner.search.remedies import NO_MEMORY, nothing_fits
 from axonn_ext.planner.search.request import Request
 from axonn_ext.planner.search.ways import fastest_way, least_of_ways, simplest_first
-from axonn_ext.planner.simulated import prepare
+from axonn_ext.planner.simulation.pipelines import StageSteps
+from axonn_ext.planner.simulation.prepared_step import PreparedStep
+from axonn_ext.planner.simulation.simulate import prepare
 from axonn_ext.spec.grid import GridShape
 from axonn_ext.spec.rules import BrokenRule
 

@@ -8,7 +8,7 @@ from functools import lru_cache
 from itertools import product
 
 from axonn_ext.planner.job import Job, Options
-from axonn_ext.planner.machine import Machine
+from axonn_ext.planner.machines.machine import Machine
 from axonn_ext.spec.grid import GridShape
 from axonn_ext.spec.optimizer import OptimizerOptions
 

@@ -13,11 +13,11 @@ from dataclasses import replace
 from functools import lru_cache
 
 from axonn_ext.planner.estimate import Estimate
-from axonn_ext.planner.held import block_bytes, table_bytes
 from axonn_ext.planner.job import Job, Options
+from axonn_ext.planner.memory.kept_weights import block_bytes, table_bytes
 from axonn_ext.planner.memory.peak import memory_on
 from axonn_ext.planner.search.request import Request
-from axonn_ext.planner.shares import shares_of
+from axonn_ext.planner.step.stage_models import shares_of
 from axonn_ext.spec.parallel import Overlap
 
 PREFETCHES, DEFERRED = (1, 2, 4, 8), (2, 4, 8)

@@ -8,9 +8,8 @@ from itertools import islice
 
 from axonn_ext.planner.estimate import simulate_step
 from axonn_ext.planner.job import Job, violations
-from axonn_ext.planner.machine import Machine
+from axonn_ext.planner.machines.machine import Machine
 from axonn_ext.planner.memory.peak import memory_on
-from axonn_ext.planner.pipelines import StageSteps
 from axonn_ext.planner.search.choices import fitting_with_some, jobs_of, variants_of
 from axonn_ext.planner.search.optimizers import (
     optimizers_of,
@@ -19,6 +18,7 @@ from axonn_ext.planner.search.optimizers import (
     with_optimizer,
 )
 from axonn_ext.planner.search.request import MOST_RANKS, Request, in_ranks, unit_of
+from axonn_ext.planner.simulation.pipelines import StageSteps
 from axonn_ext.spec.optimizer import OptimizerOptions
 
 NO_MEMORY = "does not fit in memory"

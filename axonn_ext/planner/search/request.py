@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from axonn_ext.planner.errors import PlannerError
 from axonn_ext.planner.job import Options
-from axonn_ext.planner.machine import Machine
+from axonn_ext.planner.machines.machine import Machine
 from axonn_ext.planner.search.axes import AxisRules
 from axonn_ext.spec.grid import GridShape, divisors
 from axonn_ext.spec.model import ModelConfig

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from axonn_ext.planner.estimate import Estimate, estimate
-from axonn_ext.planner.links import Level
-from axonn_ext.planner.machine import Machine
+from axonn_ext.planner.machines.links import Level
+from axonn_ext.planner.machines.machine import Machine
+from axonn_ext.planner.machines.scaled_links import CHANGE, with_levels, with_rates
 from axonn_ext.planner.memory.peak import memory_on
-from axonn_ext.planner.scaled_links import CHANGE, with_levels, with_rates
 from axonn_ext.planner.search.fastest import plan
 from axonn_ext.planner.search.request import Request
 

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from axonn_ext.planner.closed_forms import ClosedForms
 from axonn_ext.planner.job import Job
 from axonn_ext.planner.search.choices import (
     fitting_jobs,
     with_less_recomputation,
     with_more_recomputation,
 )
+from axonn_ext.planner.search.closed_forms import ClosedForms
 from axonn_ext.planner.search.optimizers import with_each
 from axonn_ext.planner.search.overlaps import is_searched, with_most_held
 from axonn_ext.planner.search.request import Request

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from axonn_ext.planner.job import Job
-from axonn_ext.planner.shares import StageShare, share_of
 from axonn_ext.planner.step.rank import Rank
+from axonn_ext.planner.step.stage_models import StageShare, share_of
 from axonn_ext.spec.buckets import BucketSizes, aligned, bucket_sizes
 from axonn_ext.spec.grid import SUM_ORDER, GridShape
 from axonn_ext.spec.model import LinearSpec, ModelConfig

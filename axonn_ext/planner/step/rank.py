@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from axonn_ext.planner.job import Job
-from axonn_ext.planner.shares import share_of
+from axonn_ext.planner.step.stage_models import share_of
 from axonn_ext.planner.step.tasks import Collective
 
 FP32, FP64 = 4, 8  # the bytes of an element

@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Iterator
 
 from axonn_ext.planner.job import Job
-from axonn_ext.planner.shares import shares_of
 from axonn_ext.planner.step.program import make_program
+from axonn_ext.planner.step.stage_models import shares_of
 from axonn_ext.planner.step.tasks import Collective, Program
 
 

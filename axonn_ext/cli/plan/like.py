@@ -1,0 +1,106 @@
+"""`axonn-ext plan --like`: what other frameworks could choose, beside what ours can."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import dataclass
+from typing import Any
+
+from rich.console import Console
+
+from axonn_ext.cli.plan import cells, files
+from axonn_ext.cli.plan.budget import Budget
+from axonn_ext.planner.errors import PlannerError
+from axonn_ext.planner.estimate import Estimate
+from axonn_ext.planner.machines.machine import Machine
+from axonn_ext.planner.search.peers import PEERS, plan_peer, plan_with_all
+from axonn_ext.planner.search.request import Request
+from axonn_ext.terminal.console import plain_table, print_table, say
+
+_ALL = "all"
+OURS, ALL_OURS = "ours", "ours, with all of these"
+
+
+@dataclass(frozen=True)
+class Row:
+    """The best that a framework can choose; or None, and why there is nothing."""
+
+    name: str
+    best: Estimate | None
+    problem: str = ""
+
+
+def parse_like(text: str) -> tuple[str, ...]:
+    """Returns the names of peers in a text like "megatron,fsdp" or "all"."""
+    names = tuple(PEERS) if text == _ALL else tuple(text.split(","))
+    if not set(names) <= set(PEERS) or len(set(names)) < len(names):
+        raise argparse.ArgumentTypeError(
+            f"expected {_ALL}, or some of {', '.join(PEERS)} with commas between, got {text!r}"
+        )
+    return names
+
+
+def plan_rows(names: tuple[str, ...], request: Request, ours: Estimate) -> list[Row]:
+    """Returns ours, ours with all that the others have, and the peers of these names.
+
+    ours: the fastest configuration of the request.
+    """
+    peers = []
+    for name in names:
+        try:
+            peers.append(Row(name, plan_peer(PEERS[name], request)))
+        except PlannerError as error:
+            peers.append(Row(name, None, str(error)))
+    found = [row.best for row in peers if row.best is not None]
+    return [Row(OURS, ours), Row(ALL_OURS, plan_with_all(request, [ours, *found])), *peers]
+
+
+def print_like(console: Console, rows: list[Row]) -> None:
+    """Prints the table, and from where it is known what each peer has."""
+    ours = rows[0].best
+    assert ours is not None
+    table = plain_table(padding=(0, 2, 0, 0))
+    left = {"like", "grid", "options", "exposed"}
+    for head in ("like", "grid", "micro-batches", "options", "step",
+                 cells.PEAK_TITLE, "exposed", "memory", "step over ours"):  # fmt: skip
+        table.add_column(head, justify="left" if head in left else "right", no_wrap=True)
+    for row in rows:
+        e = row.best
+        table.add_row(row.name, *(["-"] if e is None else _cells(e, ours)))
+    say(console, "")
+    say(
+        console,
+        "the fastest of what other frameworks have, with the same kernels, links and memory model:",
+    )
+    say(console, "")
+    print_table(console, table)
+    say(console, "")
+    say(console, f"{ALL_OURS}: may have the stages, ZeRO and offload of the others, too")
+    for row in rows:
+        if row.name not in PEERS:
+            continue
+        peer = PEERS[row.name]
+        say(console, f"{row.name}: {peer.takes} ({peer.source})")
+        if row.problem:
+            say(console, f"{row.name}: {row.problem}")
+
+
+def _cells(e: Estimate, ours: Estimate) -> list[str]:
+    return [
+        e.job.grid.short(), cells.micro_batches(e.job), cells.options(e.job),
+        cells.duration(e.step_time_s), cells.peak(e),
+        cells.exposed(e), cells.gigabytes(e.memory.total),
+        f"{e.step_time_s / ours.step_time_s:.2f}",
+    ]  # fmt: skip
+
+
+def as_json(rows: list[Row], machine: Machine, budget: Budget) -> list[dict[str, Any]]:
+    """Returns the rows as docs/interfaces.md describes them."""
+    return [
+        {
+            "like": row.name,
+            "config": row.best and files.config_as_json(row.best, machine, budget),
+            "problem": row.problem or None,
+        }
+        for row in rows
+    ]

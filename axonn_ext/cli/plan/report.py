@@ -1,0 +1,122 @@
+"""Prints a plan: the table, and what was rejected."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from axonn_ext.cli.plan.budget import Budget
+from axonn_ext.cli.plan.cells import (
+    PEAK_TITLE,
+    budget_cells,
+    budget_heads,
+    duration,
+    exposed,
+    gigabytes,
+    gpus,
+    micro_batches,
+    options,
+    peak,
+    size,
+    words,
+)
+from axonn_ext.planner.estimate import Estimate
+from axonn_ext.planner.search.fastest import Plan
+from axonn_ext.planner.search.request import Request
+from axonn_ext.planner.uncertainty import RANGE, TIE, is_tie, published_range
+from axonn_ext.terminal.console import plain_table, print_table, say
+
+NEARLY_FULL = 0.9  # of the memory
+TIE_MARK = "="  # beside the number of a configuration
+
+
+def print_plan(console: Console, result: Plan, budget: Budget, *, seconds: float) -> None:
+    """Prints the request, the best configurations, and why others were rejected."""
+    say(console, describe(result.request))
+    say(
+        console,
+        f"{result.num_considered:,} configurations, of which {result.fits:,} are legal and fit; "
+        f"planned in {seconds:.1f} s",
+    )
+    say(console, "")
+    print_table(console, _table(result.configs, budget))
+    for line in memory_warning(result.configs):
+        say(console, line, "yellow")
+    say(console, "")
+    say(console, uncertainty(result.configs[0]))
+    if any(result.rejected.values()):
+        say(console, "")
+        say(console, "rejected:")
+    for reason, count in result.rejected.items():
+        say(console, f"{count:>9,}  {reason}")
+
+
+def memory_warning(configs: Sequence[Estimate]) -> list[str]:
+    """Returns a line that names the configurations with which memory is nearly full, if any."""
+    full = [str(n) for n, e in enumerate(configs, start=1) if e.memory_share > NEARLY_FULL]
+    if not full:
+        return []
+    return [
+        "",
+        f"warning: number {', '.join(full)}: more than {NEARLY_FULL:.0%} of a GPU's memory is "
+        "full, with communicators and what the machine reserves; fragmentation may make it run out",
+    ]
+
+
+def describe(request: Request) -> str:
+    """Describes model, GPUs and batch in one line."""
+    model = request.model
+    return (
+        f"{request.model_name} ({size(model.num_parameters())} parameters) on "
+        f"{gpus(request.num_ranks)} of {request.machine.name}; a step of {request.batch_size:,} x "
+        f"{model.sequence_length:,} = {size(request.batch_size * model.sequence_length)} tokens, "
+        f"{request.dtype}"
+    )
+
+
+def subject(request: Request, estimate: Estimate) -> str:
+    """Returns the title of a picture of one configuration."""
+    return (
+        f"{request.model_name} on {gpus(request.num_ranks)} of {request.machine.name}: "
+        f"{estimate.job.grid.short()}"
+    )
+
+
+def uncertainty(best: Estimate) -> str:
+    """Says how far the prediction may be off, and what the mark of ties means."""
+    low, high = published_range(best.step_time_s)
+    return (
+        f"{TIE_MARK} at most {TIE:.0%} slower than the best, which a simulation cannot tell apart. "
+        f"8 in 10 published steps on GPUs took {RANGE[0]:.2f} to {RANGE[1]:.2f} times what was "
+        f"predicted; for the best that is {duration(low)} to {duration(high)}"
+    )
+
+
+def _table(configs: Sequence[Estimate], budget: Budget) -> Table:
+    table = plain_table(padding=(0, 2, 0, 0))
+    left = {"grid", "options", "exposed", "most of it", "limit"}
+    for name in (
+        "", "grid", "micro-batches", "options", "step", PEAK_TITLE, "tokens/s", "exposed",
+        "memory", "most of it", *budget_heads(budget), "limit",
+    ):  # fmt: skip
+        table.add_column(name, justify="left" if name in left else "right", no_wrap=True)
+    for number, e in enumerate(configs, start=1):
+        table.add_row(
+            f"{number} {TIE_MARK if number > 1 and is_tie(e, configs[0]) else ' '}",
+            e.job.grid.short(), micro_batches(e.job), options(e.job),
+            duration(e.step_time_s), peak(e), size(e.tokens_per_s),
+            exposed(e), gigabytes(e.memory.total), words(e.memory.largest),
+            *budget_cells(budget, e), e.binding, style="bold" if number == 1 else "",
+        )  # fmt: skip
+    return table
+
+
+def print_written(console: Console, paths: Iterable[Path]) -> None:
+    """Prints which files were written."""
+    names = ", ".join(map(str, paths))
+    if names:
+        say(console, "")
+        say(console, f"written: {names}")

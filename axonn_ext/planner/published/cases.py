@@ -1,0 +1,183 @@
+"""A step that somebody else's program made, and what the planner says of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from axonn_ext.inputs.tables import Table
+from axonn_ext.planner.errors import PlannerError
+from axonn_ext.planner.estimate import Estimate, estimate
+from axonn_ext.planner.job import WIDTHS, Job, Options
+from axonn_ext.planner.machines.machine import Machine
+from axonn_ext.planner.memory.peak import memory_on
+from axonn_ext.planner.search.fastest import plan
+from axonn_ext.planner.search.request import Request
+from axonn_ext.spec.grid import AXES, GridShape, divisors
+from axonn_ext.spec.model import ModelConfig
+from axonn_ext.spec.model_files import load_model
+from axonn_ext.spec.optimizer import OFFLOADS, ZERO_STAGES, OptimizerOptions
+from axonn_ext.spec.parallel import ALGORITHMS, LAYOUTS, Overlap
+from axonn_ext.spec.pipeline import SCHEDULES
+from axonn_ext.spec.pipeline_options import PipelineOptions
+
+_MOST_PARTS = 64  # the most ranks of x and y together that are tried
+_SIMULATED = 60  # configurations of each x y
+
+
+class BlockOverlap(NamedTuple):
+    """Overlap with a budget of so many blocks beside the one in use; see published.toml."""
+
+    prefetch: int
+    deferred: int
+    held_blocks: int
+
+    def on(self, model: ModelConfig, grid: GridShape, width: int) -> Overlap:
+        """Returns the options on a grid. width: the bytes of an element of a weight."""
+        block = sum(w.n * w.k for w in model.block_linears) * width // (grid.x * grid.y)
+        budget = (self.held_blocks + 1) * block
+        return Overlap(self.prefetch, gathered_bytes=budget, deferred=self.deferred)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A step that somebody else's program made.
+
+    grid: None if it was not published. overlap: what the program does; None: nothing. options have
+    none of it. powers_of_two: the program tries only such sizes of x, y and z.
+    """
+
+    machine: str
+    model_name: str
+    model: ModelConfig
+    num_ranks: int
+    batch_size: int
+    grid: GridShape | None
+    options: Options
+    overlap: BlockOverlap | None
+    powers_of_two: bool
+
+    def on(self, grid: GridShape, options: Options | None = None) -> Job:
+        """Returns the step on a grid, with its own options or other ones."""
+        options = self.options if options is None else options
+        overlap = self.overlap and self.overlap.on(self.model, grid, options.width)
+        return Job(self.model, grid, replace(options, overlap=overlap), self.batch_size)
+
+
+def estimate_case(case: Case, machine: Machine) -> Estimate:
+    """Simulates a step on its grid, or on the planner's best if none was published.
+
+    Raises PlannerError if no grid was published and nothing fits.
+    """
+    if case.grid is None:
+        return _best(case, machine)
+    job = case.on(case.grid)
+    return estimate(job, machine, memory_on(job, machine))
+
+
+def _best(case: Case, machine: Machine) -> Estimate:
+    """Returns the planner's best configuration.
+
+    The budget of gathered weights depends on x y, so the search is repeated for each.
+    """
+    options = case.options
+    best: Estimate | None = None
+    for parts in divisors(case.num_ranks):
+        if parts > _MOST_PARTS or (case.powers_of_two and parts & (parts - 1)):
+            continue
+        overlap = case.overlap and case.overlap.on(case.model, GridShape(x=parts), options.width)
+        request = Request(
+            case.model, case.model_name, num_ranks=case.num_ranks, machine=machine,
+            batch_size=case.batch_size, dtype=options.dtype, layouts=(options.layout,),
+            fixed={"recompute": options.recompute, "overlap": overlap},
+            micro_batches=(options.micro_batches,), top=_SIMULATED, simulate=_SIMULATED,
+            optimizers=(options.optimizer,),
+        )  # fmt: skip
+        try:
+            found = plan(request).configs
+        except PlannerError:  # nothing fits beside so many gathered weights
+            continue
+        for e in found:
+            grid = e.job.grid
+            sizes = (grid.x, grid.y, grid.z) if case.powers_of_two else ()
+            legal = grid.x * grid.y == parts and all(n & (n - 1) == 0 for n in sizes)
+            if legal and (best is None or e.step_time_s < best.step_time_s):
+                best = e
+    if best is None:
+        raise PlannerError(f"{case.model_name} on {case.num_ranks} ranks: no grid fits")
+    return best
+
+
+def first_with(key: str, places: Sequence[Table]) -> Table:
+    """Returns the first table that has the key; if none has it, the first one."""
+    return next((place for place in places if place.has(key)), places[0])
+
+
+def find_model(name: str, models: Table, sequence_length: int) -> ModelConfig:
+    """Returns a model of the file's own table `models`, or else a known one."""
+    if not models.has(name):
+        return load_model(name, sequence_length=sequence_length)[1]
+    table = models.table(name)
+    model = ModelConfig(
+        vocab_size=table.count("vocab_size"),
+        hidden_size=table.count("hidden_size"),
+        num_layers=table.count("num_layers"),
+        num_heads=table.count("num_heads"),
+        sequence_length=sequence_length,
+    )
+    table.finish()
+    return model
+
+
+def read_grid(table: Table) -> GridShape:
+    """Returns the grid of a table of axes; those that it leaves out have one rank."""
+    return GridShape(**{axis: table.count(axis, 1) for axis in AXES})
+
+
+def read_options(places: Sequence[Table]) -> Options:
+    """Returns the options that the first of these tables with a key says, or else the defaults.
+
+    Overlap is read by `read_overlap`.
+    """
+
+    def place(key: str) -> Table:
+        return first_with(key, places)
+
+    zero = place("zero").count("zero", 0, least=0)
+    if zero not in ZERO_STAGES:
+        raise place("zero").error("zero", f"one of {', '.join(map(str, ZERO_STAGES))}")
+    chunks = place("chunks").count("chunks", 1)
+    schedule = place("schedule").one_of("schedule", SCHEDULES, PipelineOptions.schedule)
+    return Options(
+        layout=place("layout").one_of("layout", LAYOUTS),
+        algorithm=place("algorithm").one_of("algorithm", ALGORITHMS, Options.algorithm),
+        recompute=place("recompute").text("recompute"),
+        overlap=None,
+        dtype=place("dtype").one_of("dtype", tuple(WIDTHS), Options.dtype),
+        micro_batches=place("micro_batches").count("micro_batches", 1),
+        optimizer=OptimizerOptions(
+            zero=zero, offload=place("offload").one_of("offload", OFFLOADS, "none")
+        ),
+        pipeline=PipelineOptions(
+            schedule,
+            chunks=chunks,
+            in_flight=place("in_flight").count("in_flight", PipelineOptions.in_flight),
+            defer_weights=place("defer_weights").flag(
+                "defer_weights", PipelineOptions.defer_weights
+            ),
+        ),
+    )
+
+
+def read_overlap(places: Sequence[Table]) -> BlockOverlap | None:
+    """Returns the overlap of the first of these tables that has one; None if none has."""
+    place = first_with("overlap", places)
+    if not place.has("overlap"):
+        return None
+    table = place.table("overlap")
+    overlap = BlockOverlap(
+        *(table.count(key, least=0) for key in ("prefetch", "deferred", "held_blocks"))
+    )
+    table.finish()
+    return overlap

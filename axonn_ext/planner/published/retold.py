@@ -1,0 +1,239 @@
+"""Studies retold: each step as its source ran it and as the planner would, beside the figures.
+
+All times are modelled: nothing here was measured.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from heapq import nsmallest
+
+from axonn_ext.planner.errors import PlannerError
+from axonn_ext.planner.estimate import Estimate, estimate
+from axonn_ext.planner.job import Job, Options, violations
+from axonn_ext.planner.machines.machine import Machine
+from axonn_ext.planner.machines.scaled_links import CHANGE, with_rates
+from axonn_ext.planner.memory.peak import memory_on
+from axonn_ext.planner.published.cases import Case, estimate_case
+from axonn_ext.planner.published.runs import FLOPS
+from axonn_ext.planner.published.study import Figure, Row, Study, Way
+from axonn_ext.planner.search.closed_forms import ClosedForms
+from axonn_ext.planner.search.fastest import plan
+from axonn_ext.planner.search.request import DEFAULT_MEMORY_FRACTION, Request
+from axonn_ext.planner.simulation.pipelines import StageSteps
+from axonn_ext.spec.grid import GridShape, divisors, grids_of
+from axonn_ext.spec.optimizer import OptimizerOptions
+
+_SIMULATED = 12  # of the steps that a framework could run, those that are simulated
+
+
+@dataclass(frozen=True)
+class Told:
+    """A row retold. theirs: as its source ran it; best: the planner's proposal; peers: by key.
+
+    None: nothing fits.
+    """
+
+    row: Row
+    machine: Machine
+    theirs: Estimate | None
+    best: Estimate | None
+    peers: Mapping[str, Estimate | None]
+
+    @property
+    def too_large(self) -> bool:
+        """Whether the source's step is predicted to need more memory than its GPUs have."""
+        return self.theirs is not None and self.theirs.memory.total > self.machine.usable_bytes
+
+
+@dataclass(frozen=True)
+class Line:
+    """A reported figure beside the modelled ones, in the unit of the figure.
+
+    efficiency, best_efficiency: the shares of peak over those of the machine's first row.
+    """
+
+    told: Told
+    figure: Figure
+    theirs: float | None
+    best: float | None
+    efficiency: float | None
+    best_efficiency: float | None
+
+    @property
+    def error(self) -> float | None:
+        """The error of `theirs` relative to the figure, or to the nearer end of its range.
+
+        It is 0 inside a range. For "faster" it is that of the ratio of the two times.
+        """
+        if self.theirs is None or self.figure.reported is None:
+            return None
+        low, high = self.figure.reported
+        nearest = min(max(self.theirs, low), high)
+        one = 1.0 if self.figure.kind == "faster" else 0.0
+        return (one + self.theirs) / (one + nearest) - 1
+
+
+def retell(study: Study) -> tuple[Told, ...]:
+    """Predicts all rows of a study; equal steps are predicted once."""
+
+    @functools.cache
+    def as_it_ran(case: Case, way: Way) -> Estimate | None:
+        return _as_it_ran(case, way, study.machines[case.machine])
+
+    @functools.cache
+    def best(case: Case) -> Estimate | None:
+        return _planned(case, study.machines[case.machine], most_stages=study.most_stages)
+
+    return tuple(
+        Told(
+            row, study.machines[row.case.machine], as_it_ran(row.case, row.way),
+            best(_model_and_gpus(row.case)),
+            {key: as_it_ran(case, way) for key, (case, way) in row.peers.items()},
+        )
+        for row in study.rows
+    )  # fmt: skip
+
+
+def lines_of(told: Sequence[Told]) -> Iterator[Line]:
+    """Yields every figure of every row."""
+    first: dict[str, Told] = {}
+    for t in told:
+        base = first.setdefault(t.row.case.machine, t)
+        for figure in t.row.figures:
+            efficiency = _efficiency(figure, t, t.theirs, base, base.theirs)
+            best_efficiency = _efficiency(figure, t, t.best, base, base.best)
+            yield Line(
+                t, figure, _value(figure, t, t.theirs, efficiency),
+                _value(figure, t, t.best, best_efficiency), efficiency, best_efficiency,
+            )  # fmt: skip
+
+
+def mean_error(lines: Iterable[Line]) -> tuple[float, int]:
+    """Returns the mean absolute error of figures that the planner can match, and their number.
+
+    The mean is 0 without any.
+    """
+    errors = [abs(line.error) for line in lines if line.error is not None and not line.figure.apart]
+    return math.fsum(errors) / max(1, len(errors)), len(errors)
+
+
+def share_of_peak(told: Told, step: Estimate, flops: str) -> float:
+    """Returns the operations of a step, by this rule, over the machine's peak in its seconds."""
+    case = told.row.case
+    peak = told.machine.peak_flops[case.options.dtype]
+    return _flops_per_s_and_gpu(case, step, flops) / peak
+
+
+def _flops_per_s_and_gpu(case: Case, step: Estimate, flops: str) -> float:
+    return FLOPS[flops](case.model, case.batch_size) / step.step_time_s / case.num_ranks
+
+
+def _efficiency(
+    figure: Figure, told: Told, step: Estimate | None, first: Told, of_first: Estimate | None
+) -> float | None:
+    if step is None or of_first is None:
+        return None
+    return share_of_peak(told, step, figure.flops) / share_of_peak(first, of_first, figure.flops)
+
+
+def _value(
+    figure: Figure, told: Told, step: Estimate | None, efficiency: float | None
+) -> float | None:
+    """Returns what was modelled, in the unit of the figure."""
+    if step is None:
+        return None
+    this = told.row.case
+    match figure.kind:
+        case "share_of_peak":
+            return share_of_peak(told, step, figure.flops)
+        case "tflops_per_gpu":
+            return _flops_per_s_and_gpu(this, step, figure.flops) / 1e12
+        case "tokens_per_s_per_gpu":
+            return step.tokens_per_s / this.num_ranks
+        case "efficiency":
+            return efficiency
+    peer = told.peers[figure.than]
+    return None if peer is None else peer.step_time_s / step.step_time_s - 1
+
+
+def range_of_network(told: Told, step: Estimate, flops: str) -> tuple[float, float]:
+    """Returns the shares of peak of a step if all links were 20 % slower, and 20 % faster."""
+    shares = []
+    for factor in (1 - CHANGE, 1 + CHANGE):
+        factors = [factor] * len(told.machine.links.levels)
+        again = estimate(step.job, with_rates(told.machine, factors), step.memory)
+        shares.append(share_of_peak(told, again, flops))
+    return shares[0], shares[1]
+
+
+# --- Predictions ---------------------------------------------------------------------------------
+
+
+def _as_it_ran(case: Case, way: Way, machine: Machine) -> Estimate | None:
+    """Predicts a step on its grid, or on the best of those that a framework has."""
+    if case.grid is None and way.axes:
+        return fastest_of(jobs_of_framework(case, way), machine)
+    try:
+        return estimate_case(case, machine)
+    except PlannerError:  # nothing fits
+        return None
+
+
+def _model_and_gpus(case: Case) -> Case:
+    """Returns the step without what the planner chooses itself."""
+    options = Options(dtype=case.options.dtype, optimizer=case.options.optimizer)
+    return replace(case, grid=None, options=options, overlap=None, powers_of_two=False)
+
+
+def _planned(case: Case, machine: Machine, *, most_stages: int) -> Estimate | None:
+    """Predicts the planner's own proposal, with the source's ZeRO and offload or without them."""
+    request = Request(
+        case.model, case.model_name, num_ranks=case.num_ranks, machine=machine,
+        batch_size=case.batch_size, dtype=case.options.dtype, top=1, max_pipe=most_stages,
+        optimizers=tuple(dict.fromkeys((OptimizerOptions(), case.options.optimizer))),
+    )  # fmt: skip
+    try:
+        return plan(request).configs[0]
+    except PlannerError:  # nothing fits
+        return None
+
+
+def jobs_of_framework(case: Case, way: Way) -> Iterator[Job]:
+    """Yields what a framework could run: its grids, with its numbers of micro-batches."""
+    most = dict(way.axes)
+    for pipe in divisors(case.num_ranks):
+        for grid in grids_of(case.num_ranks, pipe=pipe):
+            if any(ranks > most.get(axis, 1) for axis, ranks in grid.as_dict().items()):
+                continue
+            for parts in _numbers_of_micro_batches(case, way, grid):
+                options = replace(case.options, micro_batches=parts)
+                yield case.on(grid, options)
+
+
+def _numbers_of_micro_batches(case: Case, way: Way, grid: GridShape) -> Iterator[int]:
+    if not way.sequences:
+        yield case.options.micro_batches
+    for sequences in way.sequences:
+        parts, rest = divmod(case.batch_size, grid.data * grid.z * sequences)
+        if parts and not rest:
+            yield parts
+
+
+def fastest_of(jobs: Iterable[Job], machine: Machine) -> Estimate | None:
+    """Returns the fastest of those that are legal and fit; None if there is none."""
+    legal = (job for job in jobs if next(violations(job), None) is None)
+    memory = {job: memory_on(job, machine) for job in legal}
+    fitting = (
+        job
+        for job, held in memory.items()
+        if held.total
+        <= machine.memory_limit_on(job.grid, job.options, fraction=DEFAULT_MEMORY_FRACTION)
+    )
+    promising = nsmallest(_SIMULATED, fitting, key=ClosedForms(machine).seconds)
+    steps = StageSteps(machine)
+    estimates = (estimate(job, machine, memory[job], steps=steps) for job in promising)
+    return min(estimates, key=lambda e: e.step_time_s, default=None)

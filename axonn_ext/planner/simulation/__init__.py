@@ -1,0 +1,1 @@
+"""When each task of a step runs, on one rank and in a pipeline."""

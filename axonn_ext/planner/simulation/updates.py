@@ -1,0 +1,117 @@
+"""Simulates the step of an optimizer that updates bucket by bucket.
+
+It is that of axonn_ext.optim.bucketed: with offload, one bucket is updated on the host while the
+next one's gradients cross and the one before returns; with ZeRO, each bucket's new parameters are
+all-gathered over data after it was updated.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from axonn_ext.planner.simulation.costs import Costs, UpdateCost
+from axonn_ext.planner.step.tasks import OptimizerWork
+
+
+class OptimizerStep(NamedTuple):
+    """A simulated step of the optimizer.
+
+    update_s  the seconds that it takes if all-gathers take no time
+    seconds   the seconds with them
+    gathers   the beginning and the end of each all-gather
+    """
+
+    update_s: float
+    seconds: float
+    gathers: tuple[tuple[float, float], ...]
+
+
+def optimizer_step(work: OptimizerWork, costs: Costs, *, overlaps: bool) -> OptimizerStep:
+    """Returns the step; overlaps: all-gathers run beside the updates of later buckets.
+
+    Raises PlannerError for offload on a machine whose file does not say how fast its host is.
+    """
+    first_s = costs.optimizer(work.num_bytes)
+    if not work.updates:
+        return OptimizerStep(first_s, first_s, ())
+    cost_of = {update: costs.update(update) for update in set(work.updates)}
+    updates = [cost_of[update] for update in work.updates]
+    alone = _Buckets([u._replace(gather=0.0) for u in updates], first_s, overlaps).run()
+    buckets = _Buckets(updates, first_s, overlaps)
+    seconds = buckets.run()
+    gathers = tuple(buckets.gathers) if work.gathers else ()
+    return OptimizerStep(alone, seconds, gathers)
+
+
+def closed_form_s(work: OptimizerWork, costs: Costs, *, overlaps: bool) -> float:
+    """Returns about the seconds of optimizer_step, as if each bucket was in the middle of many.
+
+    Then a bucket takes the longest of its update and, with offload, its crossing; with overlap,
+    all-gathers run beside all of them.
+    """
+    update_s = gather_s = 0.0
+    for update, count in Counter(work.updates).items():
+        cost = costs.update(update)
+        update_s += count * (max(cost.host, cost.crossing) + cost.device)
+        gather_s += count * cost.gather
+    first_s = costs.optimizer(work.num_bytes)
+    return first_s + (max(update_s, gather_s) if overlaps else update_s + gather_s)
+
+
+class _Buckets:
+    """The streams of a rank, each with the time at which it is free, and the host's program."""
+
+    def __init__(self, updates: Sequence[UpdateCost], start_s: float, overlaps: bool) -> None:
+        self._updates, self._overlaps = updates, overlaps
+        self._host = self._device = self._axis = start_s
+        self._down = self._up = self._worker = start_s
+        self._done: list[float] = []  # when the host has updated each bucket
+        self._returned: list[float] = []  # when its values are back on the device
+        self.gathers: list[tuple[float, float]] = []
+
+    def run(self) -> float:
+        """Returns the time at which all parameters are there; the order is that of the code."""
+        count = len(self._updates)
+        for i in range(count):
+            self._begin(i)
+            if i >= 1:
+                self._give(i - 1)
+            if i >= 2:
+                self._put(i - 2)
+        self._give(count - 1)
+        for i in range(max(0, count - 2), count):
+            self._put(i)
+        return max(self._host, self._device, self._up)
+
+    def _begin(self, i: int) -> None:
+        update = self._updates[i]
+        if not update.host:
+            self._device += update.device
+            return
+        self._down = max(self._down, self._host, self._device) + update.crossing
+        slot_free = self._returned[i - 2] if i >= 2 else 0.0
+        self._worker = max(self._worker, self._down, slot_free) + update.host
+        self._done.append(self._worker)
+
+    def _give(self, i: int) -> None:
+        update = self._updates[i]
+        if update.host:
+            self._host = max(self._host, self._done[i])
+            self._up = max(self._up, self._done[i], self._device) + update.crossing
+            self._returned.append(self._up)
+            if update.gathers:
+                self._device = max(self._device, self._up)
+        start = max(self._device, self._axis)
+        self._axis = start + update.gather
+        self.gathers.append((start, self._axis))
+        if not self._overlaps:
+            self._device = max(self._device, self._axis)
+
+    def _put(self, i: int) -> None:
+        update = self._updates[i]
+        if update.gathers:
+            self._device = max(self._device, self.gathers[i][1])
+        if update.host:
+            self._device += update.device
