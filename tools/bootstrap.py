@@ -51,7 +51,7 @@ SETUP_VARIABLES = (
 )
 BUILD_FILES = (
     *("setup.py", "pyproject.toml"),
-    *("tools/find_cuda.py", "tools/architectures.py", "tools/build_jobs.py"),
+    *("tools/find_cuda.py", "tools/architectures.py", "tools/build_jobs.py", "tools/precompile.py"),
 )
 # Of all that pip and ninja print: ninja's count with the file's name, and setup.py's own lines.
 BUILD_PROGRESS = r"(\[\d+/\d+\]).*/(csrc/\S+\.(?:cpp|cu)) |(axonn_ext: .*)"

@@ -254,6 +254,34 @@ def test_modules_of_an_earlier_build_are_removed(setup_py: ModuleType, tmp_path:
     assert left == {f"_C{SUFFIX}", "_C.cpython-30.so", "_library.py"}
 
 
+def test_headers_are_compiled_once(
+    modules: dict[str, ModuleType], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    precompile = modules["precompile"]
+    monkeypatch.setattr(precompile, "HEADERS", ("vector", "string"))
+    compiled = tmp_path / "torch_headers.h.gch"
+    command = ["c++", "-std=c++20", "-O3", f"-I{tmp_path}"]
+    flags = precompile.precompile(tmp_path, command)
+    first = compiled.stat().st_mtime_ns, (tmp_path / f"{compiled.name}.sum").read_text()
+    (tmp_path / "a.cpp").write_text("std::vector<std::string> empty() { return {}; }\n")
+    compile_it = [*command, *flags, "-Werror", "-H", "-c", "a.cpp", "-o", "a.o"]
+    done = subprocess.run(compile_it, cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert f"! {compiled}" in done.stderr, "g++ tells which compiled headers it has used"
+    assert "/vector" not in done.stderr
+
+    def state(*changed: str) -> tuple[int, str]:
+        precompile.precompile(tmp_path, changed or command)
+        return compiled.stat().st_mtime_ns, (tmp_path / f"{compiled.name}.sum").read_text()
+
+    assert state() == first
+    elsewhere = state(*command[:-1], f"-I{tmp_path / 'elsewhere'}")
+    assert elsewhere == first, "paths decide nothing"
+    other = state(*command, "-DAXONN_TORCH_VERSION=2.15")
+    assert other[0] > first[0] and other[1] != first[1]
+    compiled.unlink()
+    assert state(*command, "-DAXONN_TORCH_VERSION=2.15")[1] == other[1]
+
+
 def test_each_environment_has_objects_of_its_own(setup_py: ModuleType) -> None:
     folders = {
         setup_py.build_base(prefix, torch)
