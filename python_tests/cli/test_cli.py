@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import axonn_ext
-from axonn_ext.cli import main
+from axonn_ext.cli import generate, main, train
 from axonn_ext.cli.train import parse_overrides
 from axonn_ext.terminal.errors import UserError
 from axonn_ext.train.config_file import Override, load_config
@@ -75,6 +77,41 @@ def test_overrides() -> None:
     ):
         with pytest.raises(UserError, match=message):
             parse_overrides(bad)
+
+
+def parser_of(command: Any) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser()
+    command.add_parser(parser.add_subparsers(dest="command"))
+    return parser
+
+
+def parsed(command: Any, arguments: list[str]) -> argparse.Namespace:
+    return parser_of(command).parse_args(arguments)
+
+
+def test_started_ranks_are_told_all_that_generate_was() -> None:
+    given = [
+        "generate", "--model=m", "--adapter=a", "--prompt=one", "--prompt=two", "--prompts=p.jsonl",
+        "--grid=x=2", "--max-new-tokens=7", "--temperature=0.5", "--top-k=3", "--top-p=0.9",
+        "--seed=11", "--vocabulary=bytes", "--dtype=bf16", "--device=cpu", "--json",
+    ]  # fmt: skip
+    asked, default = parsed(generate, given), parsed(generate, ["generate", "--model=other"])
+    untold = [name for name in vars(asked) if vars(asked)[name] == vars(default)[name]]
+    assert untold == ["command", "run"], "every option has another value than its default"
+    assert parsed(generate, ["generate", *generate._arguments(asked)]) == asked
+
+
+def test_started_ranks_are_told_all_that_train_was(tmp_path: Path) -> None:
+    given = ["train", "--config=c.toml", "--grid=auto", "--overwrite", "--profile"]
+    asked = parsed(train, given)
+    config = load_config(None, grid="x=2,y=2")
+    overrides = (Override("optim.lr", "0.5"), Override("checkpoint.resume", "auto"))
+    told = train._worker_arguments(asked, config, tmp_path / "run", overrides)
+    rank, rest = parser_of(train).parse_known_args(told)
+    assert (rank.config, rank.out) == (Path("c.toml"), tmp_path / "run")
+    assert rank.grid == str(config.grid_shape()), "the chosen one"
+    assert rank.overwrite and rank.profile
+    assert parse_overrides(rest) == overrides
 
 
 def test_compare_equal_runs(tmp_path: Path, capsys: Capture) -> None:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import tokenizers
 import torch
 
-from axonn_ext.cli import main
+from axonn_ext.cli import generate, main
+from axonn_ext.data.vocabulary import open_vocabulary
 from axonn_ext.models.plain import PlainTransformer
 from axonn_ext.spec.model_files import read_config
 from commands import AXONN, run
@@ -52,6 +55,19 @@ def test_a_prompt_grows_as_the_whole_model_says(model, capsys) -> None:
     want = bytes(greedy(model, PROMPT, 12)).decode(errors="replace")
     assert out == f"{PROMPT}{want}\n"
     assert "12 tokens in" in err
+
+
+def test_a_continuation_keeps_the_space_before_its_first_word(tmp_path) -> None:
+    """Tokenizers of SentencePiece's kind drop that of the first word of a text."""
+    words = {"\u2581once": 0, "\u2581upon": 1, "\u2581a": 2}
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="\u2581a"))
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Metaspace()
+    tokenizer.decoder = tokenizers.decoders.Metaspace()
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    vocabulary = open_vocabulary(str(tmp_path / "tokenizer.json"))
+    assert vocabulary.decode([1, 2]) == "upon a"
+    request = SimpleNamespace(prompts=[vocabulary.encode(b"once").tolist()], vocabulary=vocabulary)
+    assert generate._continuation(request, 0, [1, 2]) == " upon a"
 
 
 def test_several_processes_write_json(model, tmp_path) -> None:

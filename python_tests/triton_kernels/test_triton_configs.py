@@ -145,6 +145,34 @@ def test_more_work_costs_more():
     assert cost_us(split, narrow, SM90) < cost_us(config, narrow, SM90)
 
 
+def test_fewer_rows_than_an_instruction_multiplies_save_no_time():
+    """That is 64: with 16, the same products take as long, and only loads and stores are fewer."""
+    slow_math = replace(SM90, flops_per_cycle=1.0)
+    full, low = (TileConfig(rows, 128, 64, 4, 4) for rows in (64, 16))
+    problem = Problem(16, 128, 65536, "bfloat16")
+    assert cost_us(low, problem, slow_math) == pytest.approx(
+        cost_us(full, problem, slow_math), rel=1e-3
+    )
+
+
+def test_a_split_k_moves_its_partial_sums_once_more():
+    """The sums of four parts, 4 bytes each, are read from L2 by all SMs together."""
+    split = TileConfig(128, 128, 64, 8, 4, split_k=4)
+    slow = replace(SM90, l2_bytes_per_cycle=1e-3)
+    tiles = 4 * (LARGE.m // 128) * (LARGE.n // 128)
+    each = (256 * LARGE.k // 4 * 2 + 128 * 128 * 4) / slow.l2_bytes_per_cycle
+    moved = 4 * 4 * LARGE.m * LARGE.n / (slow.num_sms * slow.l2_bytes_per_cycle)
+    cycles = -(-tiles // slow.num_sms) * each * 1.1 + moved
+    assert cost_us(split, LARGE, slow) == pytest.approx(cycles / (slow.clock_ghz * 1e3), rel=1e-3)
+
+
+def test_a_fused_kernel_loads_half_as_much_element_by_element():
+    scattered = replace(LARGE, aligned=False, vectors=False)
+    config = TileConfig(64, 64, 64, 4, 3)  # 128 bytes a thread, 32 accumulators
+    assert why(config, scattered, SM80) == ""
+    assert "at most 64 fit" in why(config, replace(scattered, fused=True), SM80)
+
+
 def test_limits_of_a_device():
     assert device_limits(90, 66, 1 << 17) == replace(
         SM90, num_sms=66, shared_bytes_per_block=1 << 17
