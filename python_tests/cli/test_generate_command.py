@@ -70,6 +70,14 @@ def test_a_continuation_keeps_the_space_before_its_first_word(tmp_path) -> None:
     assert generate._continuation(request, 0, [1, 2]) == " upon a"
 
 
+def test_a_character_is_shown_when_all_its_bytes_are_there(capsys) -> None:
+    vocabulary = open_vocabulary("bytes")
+    prompt, *new = (vocabulary.encode(text).tolist() for text in (b"a", b"\xc3", b"\xa9", b"b"))
+    request = SimpleNamespace(texts=["a"], prompts=[prompt], vocabulary=vocabulary)
+    assert generate._show(request, iter(new), as_json=False) == 3
+    assert capsys.readouterr().out == "a\u00e9b\n"
+
+
 def test_several_processes_write_json(model, tmp_path) -> None:
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text("".join(json.dumps({"prompt": text}) + "\n" for text in ("def ", "x = ")))
