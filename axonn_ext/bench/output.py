@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ NOISY = 0.1  # if the middle half exceeds this share of the median, small differ
 def check_outputs(args: argparse.Namespace) -> None:
     """Raises UserError for a --json or a --plot that cannot be written."""
     check_writable("--json", args.json)
-    check_picture("--plot", args.plot)
+    check_picture("--plot", getattr(args, "plot", None))
 
 
 def print_titled(
@@ -44,8 +44,12 @@ def print_titled(
     say(console, "")
 
 
-def noisy(names: Sequence[str]) -> list[str]:
-    """Returns a caution about systems whose middle half is above NOISY of their median, if any."""
+def noisy(systems: Iterable[tuple[str, float | None, float | None]]) -> list[str]:
+    """Returns a caution about those whose middle half is above NOISY of their median, if any.
+
+    systems: names, medians, and widths of the middle half; those without a time are left out.
+    """
+    names = [name for name, median, spread in systems if median and (spread or 0) > NOISY * median]
     if not names:
         return []
     return [
@@ -81,12 +85,15 @@ def write_files(
     write_plot(args, console, draw=draw)
 
 
-def write_plot(args: argparse.Namespace, console: Console, *, draw: Callable[[Path], None]) -> None:
+def write_plot(
+    args: argparse.Namespace, console: Console, *, draw: Callable[[Path], None] | None
+) -> None:
     """Writes what --plot asks for, and says what --json and --plot have written."""
-    if args.plot is not None:
-        with writing("--plot", args.plot):
-            draw(args.plot)
-    written = [str(path) for path in (args.json, args.plot) if path is not None]
+    plot = getattr(args, "plot", None)
+    if plot is not None and draw is not None:
+        with writing("--plot", plot):
+            draw(plot)
+    written = [str(path) for path in (args.json, plot) if path is not None]
     if written:
         say(console, f"written: {', '.join(written)}", style="dim")
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from axonn_ext import _library
-from axonn_ext.bench.ops.cases import CASES, OURS, TORCH
+from axonn_ext.bench.ops_cases import CASES, OURS, TORCH
 from axonn_ext.bench.train.results import rows_from_values
 from commands import AXONN, run
 from slot_cases import DTYPES, SHAPES, make_slots, sums_in_order

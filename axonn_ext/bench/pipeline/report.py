@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from axonn_ext.bench.output import NOISY, noisy, print_titled
+from axonn_ext.bench.output import noisy, print_titled
 from axonn_ext.bench.pipeline.results import STAGES, Row, lines_of
 from axonn_ext.spec.grid import GridShape
 from axonn_ext.terminal.console import Console, say
@@ -46,11 +46,9 @@ def percent(share: float) -> str:
 def cautions(group: Sequence[Row]) -> list[str]:
     """Returns what is wrong, and why numbers may be less meaningful than they seem."""
     texts = [f"{row.case}: {row.problem}; it gets no time" for row in group if row.problem]
-    spread = [
-        row.case for row in group
-        if row.median_s and (row.high_s or 0) - (row.low_s or 0) > NOISY * row.median_s
-    ]  # fmt: skip
-    return texts if group[0].delay else texts + noisy(spread)  # random delays spread
+    if group[0].delay:  # random delays spread
+        return texts
+    return texts + noisy((r.case, r.median_s, (r.high_s or 0) - (r.low_s or 0)) for r in group)
 
 
 def exit_status(rows: Sequence[Row]) -> int:

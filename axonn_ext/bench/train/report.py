@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from rich.console import Console
 
-from axonn_ext.bench.output import NOISY, noisy
+from axonn_ext.bench.output import noisy
 from axonn_ext.bench.train.plan import OURS, SINGLE
 from axonn_ext.bench.train.results import Row
 from axonn_ext.terminal.console import plain_table, print_table, say
@@ -62,8 +62,7 @@ def findings(run: Sequence[Row], *, cores: int) -> list[str]:
             f"{num_ranks} ranks share {cores} cores, all of which single has, too: split without "
             "any cost, the same arithmetic would reach 1.00 of single"
         )
-    spread = [r.system for r in run if r.median_ms and (r.spread_ms or 0) > NOISY * r.median_ms]
-    return lines + noisy(spread)
+    return lines + noisy((row.system, row.median_ms, row.spread_ms) for row in run)
 
 
 def exit_status(rows: Sequence[Row]) -> int:
