@@ -30,12 +30,13 @@ def new_figure(size: tuple[float, float], title: str, *lines: str, left: float =
 
 
 def styled(axes: Axes, label: str = "", *, size: float = 10) -> Axes:
-    """Returns the axes with a label of y, faint horizontal lines, and no frame above and right."""
-    axes.set_ylabel(label, color=INK)
+    """Returns the axes with a label of y, if any, and lines at its ticks; the frame is half."""
     axes.spines[["top", "right"]].set_visible(False)
     axes.spines[["left", "bottom"]].set_color(GREY)
-    axes.grid(axis="y", color=GREY, alpha=0.25, linewidth=0.8)
-    axes.set_axisbelow(True)
+    if label:
+        axes.set_ylabel(label, color=INK)
+        axes.grid(axis="y", color=GREY, alpha=0.25, linewidth=0.8)
+        axes.set_axisbelow(True)
     axes.tick_params(colors=INK, length=0, labelsize=size)
     return axes
 

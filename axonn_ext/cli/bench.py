@@ -5,12 +5,11 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from axonn_ext.bench import command, fused_gemm, link_overlap
+from axonn_ext.bench import command, fused_gemm, link_overlap, ranking
 from axonn_ext.bench.loss import LOSS
 from axonn_ext.bench.ops import OPS
 from axonn_ext.bench.optimizer import OPTIMIZER
 from axonn_ext.bench.pipeline import command as pipeline
-from axonn_ext.bench.ranking import command as ranking
 from axonn_ext.bench.train import command as train
 from axonn_ext.calibrate import command as links
 

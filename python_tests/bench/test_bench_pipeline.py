@@ -16,6 +16,7 @@ from rich.console import Console
 from torch import nn
 
 from axonn_ext import GridShape
+from axonn_ext.bench.launched import from_json, from_plain, to_json
 from axonn_ext.bench.pipeline import command, plot, report, run, stages
 from axonn_ext.bench.pipeline.plan import CASES, CaseSpec, Plan
 from axonn_ext.bench.pipeline.results import (
@@ -24,7 +25,6 @@ from axonn_ext.bench.pipeline.results import (
     Use,
     lines_of,
     make_row,
-    row_from_values,
     simulated_seconds,
 )
 from axonn_ext.bench.pipeline.stages import Delays, EmulatedLayer, Sleeper, peaks
@@ -136,7 +136,7 @@ def test_every_schedule_has_right_gradients_and_times(pool) -> None:
     assert by_name["1f1b"].use.deferred == (0, 0) and by_name["1f1b"].ratio_to_1f1b == 1.0
     kinds = [span.kind for span in by_name["zero_bubble"].timeline[1]]
     assert sorted(kinds) == ["backward"] * 4 + ["forward"] * 4 + ["weight"] * 4
-    assert row_from_values(json.loads(json.dumps(dataclasses.asdict(rows[0])))) == rows[0]
+    assert from_json(Row, to_json(rows[0])) == rows[0]
 
 
 def build_wrongly(*arguments: Any) -> System:
@@ -212,7 +212,7 @@ def test_lines_compare_the_same_rounds(tmp_path: Path) -> None:
     assert "pipe=2, 4 micro-batches, emulated stages: sleeps of 4 + 4 + 4 ms" in text
     assert "messages late by 20% of it in the mean" in text
     assert "message_driven-whole takes 0.800 x 1f1b" in text and "does not hold" in text
-    plot.plot_rows(rows, tmp_path / "a.png", subtitle="made up")
+    plot.plot_rows(rows, "made up", tmp_path / "a.png")
     assert (tmp_path / "a.png").stat().st_size > 10_000
 
 
@@ -240,7 +240,7 @@ def test_the_default_plan_is_the_documented_one() -> None:
     assert (plan.grid, plan.micro_batches, plan.rounds) == (GridShape(pipe=4), 16, 10)
     assert (plan.stage_ms, plan.delays) == ((20.0, 20.0, 20.0), (0.0, 0.2))
     assert [case.name for case in plan.cases] == list(CASES)
-    assert Plan.from_json(plan.to_json()) == plan
+    assert from_json(Plan, to_json(plan)) == plan
     # What the sizes do not allow is left out unless it is asked for.
     plan = command.make_plan(arguments("--grid", "pipe=4,x=2", "--micro-batches", "6"))
     left = set(CASES) - {"interleaved", "torch-1f1b", "torch-zero_bubble"}
@@ -279,7 +279,7 @@ def test_the_command_writes(tmp_path: Path) -> None:
     assert done.status == 0, done.output
     content = json.loads(table.read_text())
     assert content["machine"]["torch"] == torch.__version__
-    rows = [row_from_values(row) for row in content["rows"]]
+    rows = from_plain(list[Row], content["rows"])
     assert [field.name for field in dataclasses.fields(Row)] == list(content["rows"][0])
     assert len(rows) == 3 + 3 and all(row.median_s for row in rows)
     assert "stages emulated: a stage's times are sleeps" in done.output

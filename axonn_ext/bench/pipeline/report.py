@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from axonn_ext.bench.benchmark import number
 from axonn_ext.bench.output import noisy, print_titled
 from axonn_ext.bench.pipeline.results import STAGES, Row, lines_of
 from axonn_ext.spec.grid import GridShape
@@ -63,19 +64,15 @@ def _cells(row: Row) -> tuple[str, ...]:
     decided = max(use.decisions)
     return (
         row.case,
-        _number(row.median_s),
+        number(row.median_s, 3),
         f"{row.low_s:.3f} to {row.high_s:.3f}",
-        _number(row.ratio_to_1f1b),
-        _number(row.ratio_to_ideal),
-        _number(row.simulated_s),
-        _number(row.formula_s),
+        number(row.ratio_to_1f1b, 3),
+        number(row.ratio_to_ideal, 3),
+        number(row.simulated_s, 3),
+        number(row.formula_s, 3),
         str(max(use.in_flight)),
         "-" if use.deferred is None else str(max(use.deferred)),
         "-" if use.held is None else str(max(use.held)),
         str(decided) if decided else "-",
-        "-" if use.decision_us is None else f"{use.decision_us:,.0f}",
+        number(use.decision_us, 0),
     )
-
-
-def _number(value: float | None) -> str:
-    return "-" if value is None else f"{value:.3f}"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from axonn_ext.bench.pipeline.plan import BASE, OURS, CaseSpec, Plan
 from axonn_ext.bench.pipeline.stages import Delays
@@ -231,18 +230,3 @@ def _line(row: Row, other: Row, most: float) -> Line:
     if row.simulated_s is not None and other.simulated_s is not None:
         simulated = row.simulated_s / other.simulated_s
     return Line(row.delay, row.case, other.case, median, low, high, most, simulated)
-
-
-def row_from_values(values: Mapping[str, Any]) -> Row:
-    """Returns the row that dataclasses.asdict has turned into plain values, and JSON into lists."""
-    fields = dict(values)
-    use = fields.pop("use")
-    if use is not None:
-        optional = ("deferred", "held", "deferred_bytes")
-        lists = {name: tuple(use[name]) for name in ("in_flight", "decisions")}
-        known = {name: use[name] and tuple(use[name]) for name in optional}
-        use = Use(**lists, **known, decision_us=use["decision_us"])
-    timeline = tuple(tuple(Span(**s) for s in stage) for stage in fields.pop("timeline"))
-    for name in ("stage_ms", "samples_s"):
-        fields[name] = tuple(fields[name])
-    return Row(**fields, use=use, timeline=timeline)

@@ -17,7 +17,6 @@ from axonn_ext.nn import Linear
 from axonn_ext.pipeline import Pipeline
 from axonn_ext.pipeline.engine import TaskRun
 from axonn_ext.planner.pipeline_simulator import StageTimes
-from axonn_ext.spec.pipeline import Task
 
 Gradients = dict[int, Tensor]  # by the number of the layer in the whole model
 Batch = tuple[Tensor, Tensor]
@@ -34,14 +33,6 @@ class StepUse:
     decisions: int = 0
     decision_s: float = 0.0
     tasks: tuple[TaskRun, ...] = ()
-
-    @classmethod
-    def of(cls, values: dict[str, Any]) -> StepUse:
-        """Returns what `dataclasses.asdict` has made these of."""
-        tasks = (
-            TaskRun(Task(**run["task"]), run["began"], run["ended"]) for run in values["tasks"]
-        )
-        return cls(**values | {"tasks": tuple(tasks)})
 
 
 @dataclass(frozen=True)

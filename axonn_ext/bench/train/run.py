@@ -14,8 +14,7 @@ import torch
 import torch.distributed as dist
 
 from axonn_ext.bench.train.check import NUM_STEPS, Trace, Verdict, compare, first_steps
-from axonn_ext.bench.train.plan import BF16, SINGLE, Plan, SystemSpec
-from axonn_ext.bench.train.results import MemoryUse, Row
+from axonn_ext.bench.train.plan import BF16, SINGLE, MemoryUse, Plan, Row, SystemSpec
 from axonn_ext.bench.train.systems import State, System, build_system, whole_initial_state
 from axonn_ext.calibrate.find_machine import find_machine
 from axonn_ext.calibrate.measure import Ranks, Timing, measure, ranks_of, synchronize_with

@@ -9,8 +9,7 @@ from contextlib import ExitStack
 from torch import Tensor
 
 from axonn_ext import models
-from axonn_ext.bench.ranking.cases import Config, Launch
-from axonn_ext.bench.ranking.compare import Times
+from axonn_ext.bench.ranking_cases import Config, Launch, Times
 from axonn_ext.bench.train.check import compare, first_steps
 from axonn_ext.bench.train.plan import OURS, Plan, SystemSpec, Workload
 from axonn_ext.bench.train.run import time_steps
