@@ -21,6 +21,7 @@ from axonn_ext.bench.output import (
     dots,
     noisy,
     print_titled,
+    style_of,
     subtitle,
     threads,
     write_plot,
@@ -63,14 +64,21 @@ def add_device(parser: argparse.ArgumentParser, note: str = "") -> None:
     )
 
 
+def add_json(parser: argparse.ArgumentParser, when: str = "") -> None:
+    """Adds --json. when: says when the file is written."""
+    parser.add_argument(
+        "--json", type=Path, metavar="FILE", help=f"write machine and rows to a file{when}"
+    )
+
+
 def add_run_options(
     parser: argparse.ArgumentParser, *, rounds: int = ROUNDS, json: str = "", plots: bool = True
 ) -> None:
-    """Adds --rounds, --json and --plot. json: when the file is written."""
+    """Adds --rounds, --json and --plot. json: says when the file is written."""
     add = parser.add_argument
     add("--rounds", type=whole(), default=rounds, metavar="N",
         help="turns of everything that is timed (default: %(default)s)")  # fmt: skip
-    add("--json", type=Path, metavar="FILE", help=f"write machine and rows to a file{json}")
+    add_json(parser, json)
     if plots:
         add("--plot", type=Path, metavar="FILE", help="draw a chart: .png, .svg or .pdf")
 
@@ -244,7 +252,8 @@ class Benchmark(Generic[R]):
         if (title := self.title) is not None:
             return lambda group: print_titled(
                 console, title(group[0]), list(self.columns),
-                [(self.cells(row), row.correct) for row in group], self.notes(group),
+                [(self.cells(row), style_of(correct=row.correct)) for row in group],
+                self.notes(group),
             )  # fmt: skip
         table = RowsTable(console, [
             Column(column, width, is_number=place >= self.num_names)
@@ -253,7 +262,7 @@ class Benchmark(Generic[R]):
 
         def add(group: Sequence[R]) -> None:
             for row in group:
-                table.add(self.cells(row), "" if row.correct else "bold red")
+                table.add(self.cells(row), style_of(correct=row.correct))
 
         return add
 

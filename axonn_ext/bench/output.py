@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+import rich.console
+
 from axonn_ext.bench.results import Json, write_json
 from axonn_ext.launch.place import Process
 from axonn_ext.terminal.console import Console, plain_table, print_table, say
@@ -22,13 +24,13 @@ def check_outputs(args: argparse.Namespace) -> None:
 
 
 def print_titled(
-    console: Console,
+    console: rich.console.Console,
     title: str,
     columns: Sequence[str],
-    rows: Sequence[tuple[Sequence[str], bool]],
+    rows: Sequence[tuple[Sequence[str], str]],
     notes: Sequence[str],
 ) -> None:
-    """Prints a table with a title above and notes below. rows: cells, and whether they are right.
+    """Prints a table with a title above and notes below. rows: cells, and their style.
 
     The first column has names, and the others have numbers.
     """
@@ -36,12 +38,17 @@ def print_titled(
     table = plain_table()
     for column in columns:
         table.add_column(column, justify="right" if column else "left", no_wrap=True)
-    for cells, is_right in rows:
-        table.add_row(*cells, style="" if is_right else "bold red")
+    for cells, style in rows:
+        table.add_row(*cells, style=style)
     print_table(console, table)
     for note in notes:
         say(console, note)
     say(console, "")
+
+
+def style_of(*, correct: bool) -> str:
+    """Returns the style of a row of a table."""
+    return "" if correct else "bold red"
 
 
 def noisy(systems: Iterable[tuple[str, float | None, float | None]]) -> list[str]:

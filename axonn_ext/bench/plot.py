@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from axonn_ext.bench import symm_mem
+from axonn_ext.bench import charts, symm_mem
 from axonn_ext.bench.report import grouped
 from axonn_ext.bench.results import Row
 from axonn_ext.spec.grid import GridShape
@@ -16,47 +16,37 @@ if TYPE_CHECKING:
     from matplotlib.lines import Line2D
 
 _COLORS = {
-    "sequential": "#94a3b8", "chunked": "#ea580c", "fused": "#2563eb", "auto": "#16a34a",
-    symm_mem.NAME: "#9333ea",
+    "sequential": charts.GREY, "chunked": charts.ORANGE, "fused": charts.BLUE,
+    "auto": charts.GREEN, symm_mem.NAME: "#9333ea",
 }  # fmt: skip
-_RED, _GREY, _INK = "#dc2626", "#94a3b8", "#1e293b"
 _BAR_INCHES = 0.42
 _HEAD_INCHES, _PANEL_INCHES = 1.09, 4.11
 _MAX_GROUPS = 14  # groups side by side; more groups go into panels below
 
 
-def plot_rows(rows: Sequence[Row], path: Path, *, subtitle: str) -> None:
+def plot_rows(rows: Sequence[Row], subtitle: str, path: Path) -> None:
     """Draws bars of time over that of computation alone, in groups of op, grid and shape.
 
     A bar is labelled with its time, and its whisker is the middle half of the batches. A wrong
     result has no bar. The ending of the file's name decides the format.
     """
-    # pyplot is not used, since it would choose a window system and keep every figure alive.
-    from matplotlib.figure import Figure
-    from matplotlib.patches import Patch
-
     groups = grouped(rows)
     panels = [groups[i : i + _MAX_GROUPS] for i in range(0, len(groups), _MAX_GROUPS)]
     algorithms = list(dict.fromkeys(row.algorithm for row in rows))
     pitch = len(algorithms) + 1
     width = max(7.2, 1.6 + _BAR_INCHES * pitch * len(panels[0]))
     height = _HEAD_INCHES + _PANEL_INCHES * len(panels)
-    figure = Figure(figsize=(width, height), dpi=150, facecolor="white")
     left, right = 0.85 / width, 1 - 0.25 / width
+    figure = charts.new_figure((width, height), _title(rows), subtitle, left=left)
     several = len({row.op for row in rows}) > 1
     for place, panel in enumerate(panels):
         bottom = (_PANEL_INCHES * (len(panels) - 1 - place) + 0.83) / height
         axes = figure.add_axes((left, bottom, right - left, 3.28 / height))
         axes.set_xlim(-1, len(panels[0]) * pitch - 1)  # bars have the same width in all panels
         floor = _draw_panel(axes, panel, algorithms, names_op=several)
-        axes.set_xlabel(f"grid; {', '.join(rows[0].shape)}", color=_INK, fontsize=9)
-    handles = [*(Patch(color=_COLORS[name], label=name) for name in algorithms), floor]
-    figure.legend(handles=handles, loc="upper left", bbox_to_anchor=(left, 1 - 0.65 / height),
-                  frameon=False, ncols=len(handles), labelcolor=_INK, fontsize=9, borderaxespad=0,
-                  borderpad=0)  # fmt: skip
-    title = _title(rows)
-    figure.text(left, 1 - 0.29 / height, title, fontsize=14, fontweight="bold", color=_INK)
-    figure.text(left, 1 - 0.52 / height, subtitle, fontsize=8.5, color="#64748b")
+        axes.set_xlabel(f"grid; {', '.join(rows[0].shape)}", color=charts.INK, fontsize=9)
+    handles = [*charts.patches({name: _COLORS[name] for name in algorithms}), floor]
+    charts.add_legend(figure, handles, left=left, inches=0.65)
     figure.savefig(path)
 
 
@@ -72,28 +62,20 @@ def _draw_panel(
     axes.set_ylim(0, 1.25 * max(tops))  # leaves room for the labels of the bars
     middle = (len(algorithms) - 1) / 2
     labels = _labels(groups, names_op=names_op)
-    axes.set_xticks([i * pitch + middle for i in range(len(groups))], labels, fontsize=8)
-    axes.set_ylabel("time / compute alone", color=_INK)
-    floor = axes.axhline(1.0, color=_RED, linewidth=1.4, linestyle="--", label="compute alone")
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.spines[["left", "bottom"]].set_color(_GREY)
-    axes.grid(axis="y", color=_GREY, alpha=0.25, linewidth=0.8)
-    axes.set_axisbelow(True)
-    axes.tick_params(colors=_INK, length=0)
-    return floor
+    charts.styled(axes, "time / compute alone").set_xticks(
+        [i * pitch + middle for i in range(len(groups))], labels, fontsize=8
+    )
+    return axes.axhline(1.0, color=charts.RED, linewidth=1.4, linestyle="--", label="compute alone")
 
 
 def _draw_bar(axes: Axes, row: Row, x: float) -> float:
     """Draws one algorithm's bar with its time, or a note instead; returns its height."""
-    if row.median_us is None or row.iqr_us is None or row.ratio_to_floor is None:
-        text, color, height, reach = "wrong result", _RED, 0.0, 0.0
-    else:
-        text, color, height = _time(row.median_us), _INK, row.ratio_to_floor
+    text, height, reach = "wrong result", 0.0, 0.0
+    if row.median_us is not None and row.iqr_us is not None and row.ratio_to_floor is not None:
+        text, height = _time(row.median_us), row.ratio_to_floor
         reach = row.iqr_us / row.floor_us / 2
-        axes.bar(x, height, width=0.86, color=_COLORS[row.algorithm], yerr=reach, ecolor=_INK,
-                 error_kw={"elinewidth": 0.8})  # fmt: skip
-    axes.annotate(text, (x, height + reach), xytext=(0, 4), textcoords="offset points",
-                  ha="center", va="bottom", rotation=90, fontsize=8, color=color)  # fmt: skip
+    color = _COLORS[row.algorithm]
+    charts.draw_bar(axes, x, height, text, color=color, reach=reach, upright=True)
     return height + reach
 
 

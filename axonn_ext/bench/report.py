@@ -5,16 +5,15 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 
-from rich.console import Console, Group
-from rich.table import Table
-from rich.text import Text
+import rich.console
 
-from axonn_ext.bench.output import NOISY, threads
+from axonn_ext.bench.benchmark import number
+from axonn_ext.bench.output import noisy, print_titled, style_of, threads
 from axonn_ext.bench.results import Row
 from axonn_ext.spec.grid import GridShape
-from axonn_ext.terminal.console import print_table
+from axonn_ext.terminal.console import say
 
-_COLUMNS = (
+COLUMNS = (
     "", "median", "spread", "min", "x floor", "speedup", "hidden", "overlap", "error"
 )  # fmt: skip
 LEGEND = (
@@ -24,19 +23,34 @@ LEGEND = (
 )
 
 
-def print_group(console: Console, group: Sequence[Row], *, cores: int = 0, gpus: int = 0) -> None:
+def print_group(
+    console: rich.console.Console, group: Sequence[Row], *, cores: int = 0, gpus: int = 0
+) -> None:
     """Prints the table of an op, grid and shape, and notes about it.
 
     cores, gpus: how many the ranks had of the kind on which they ran; 0 for the other kind.
     """
-    print_table(console, _table(group))
-    console.print(Group(*_notes(group, cores=cores, gpus=gpus), Text("")))
+    first = group[0]
+    alone = (
+        ("compute alone", first.floor_us, first.floor_iqr_us),
+        ("collective alone", first.collective_us, first.collective_iqr_us),
+    )
+    lines: list[tuple[Sequence[str], str]] = [
+        ((label, microseconds(median), microseconds(spread)), "cyan")
+        for label, median, spread in alone
+        if median is not None
+    ]
+    lines += [(_cells(row), style_of(correct=row.correct)) for row in group]
+    notes = [_finding(group), *(_wrong(row) for row in group if not row.correct)]
+    print_titled(
+        console, title(first), COLUMNS, lines, [*notes, *_cautions(group, cores=cores, gpus=gpus)]
+    )
 
 
-def print_legend(console: Console, rows: Sequence[Row]) -> None:
+def print_legend(console: rich.console.Console, rows: Sequence[Row]) -> None:
     """Prints what the columns of the tables mean."""
     batches = ", ".join(str(n) for n in sorted({row.batches for row in rows}))
-    console.print(LEGEND.format(batches=batches), style="dim", highlight=False, markup=False)
+    say(console, LEGEND.format(batches=batches), style="dim")
 
 
 def grouped(rows: Sequence[Row]) -> list[list[Row]]:
@@ -57,23 +71,6 @@ def microseconds(value: float | None) -> str:
     return f"{value:,.1f}" if value < 100 else f"{value:,.0f}"
 
 
-def _table(group: Sequence[Row]) -> Table:
-    first = group[0]
-    table = Table(title=title(first), title_justify="left", title_style="bold", box=None,
-                  header_style="dim", pad_edge=False, padding=(0, 1))  # fmt: skip
-    for column in _COLUMNS:
-        table.add_column(column, justify="right" if column else "left", no_wrap=True)
-    for label, median, spread in (
-        ("compute alone", first.floor_us, first.floor_iqr_us),
-        ("collective alone", first.collective_us, first.collective_iqr_us),
-    ):
-        if median is not None:
-            table.add_row(label, microseconds(median), microseconds(spread), style="cyan")
-    for row in group:
-        table.add_row(*_cells(row), style="" if row.correct else "bold red")
-    return table
-
-
 def _cells(row: Row) -> tuple[str, ...]:
     error = "not a number" if row.rel_error is None else f"{row.rel_error:.1e}"
     if not row.correct:
@@ -83,20 +80,12 @@ def _cells(row: Row) -> tuple[str, ...]:
         microseconds(row.median_us),
         microseconds(row.iqr_us),
         microseconds(row.min_us),
-        _number(row.ratio_to_floor),
-        _number(row.speedup),
+        number(row.ratio_to_floor),
+        number(row.speedup),
         _percent(row.hidden_share),
         _percent(row.overlap_efficiency),
         error,
     )
-
-
-def _notes(group: Sequence[Row], *, cores: int, gpus: int) -> list[Text]:
-    """Returns notes on the table."""
-    notes = [Text(_finding(group))]
-    notes += [Text(_wrong(row), style="red") for row in group if not row.correct]
-    notes += [Text(text, style="yellow") for text in _cautions(group, cores=cores, gpus=gpus)]
-    return notes
 
 
 def _wrong(row: Row) -> str:
@@ -123,11 +112,8 @@ def _cautions(group: Sequence[Row], *, cores: int, gpus: int) -> list[str]:
         )
     timed = {row.algorithm: (row.median_us, row.iqr_us or 0.0) for row in group if row.median_us}
     floor = (first.floor_us, first.floor_iqr_us)
-    if any(spread > NOISY * median for median, spread in (floor, *timed.values())):
-        cautions.append(
-            f"noisy: a spread is above {NOISY:.0%} of its median; quieten the machine or raise "
-            "--rounds before small differences are believed"
-        )
+    times = {"compute alone": floor, **timed}
+    cautions += noisy((name, median, spread) for name, (median, spread) in times.items())
     baseline = timed.get("sequential")
     if baseline is not None and baseline[0] - floor[0] < max(baseline[1], floor[1]):
         cautions.append("sequential is within its spread of the floor: hidden shares mean nothing")
@@ -140,18 +126,14 @@ def _finding(group: Sequence[Row]) -> str:
     if not timed:
         return "no algorithm had a right result"
     best = min(timed.values(), key=lambda row: row.median_us or 0.0)
-    text = f"fastest: {best.algorithm}, {_number(best.ratio_to_floor)} x compute alone"
+    text = f"fastest: {best.algorithm}, {number(best.ratio_to_floor)} x compute alone"
     if "sequential" not in timed:
         return text + "; without sequential there is no speedup and no hidden share"
     if best.algorithm != "sequential":
-        text += f", {_number(best.speedup)} x as fast as sequential"
+        text += f", {number(best.speedup)} x as fast as sequential"
         if best.hidden_share is not None:
             text += f", hiding {best.hidden_share:.0%} of what that adds to the floor"
     return text
-
-
-def _number(value: float | None) -> str:
-    return "-" if value is None else f"{value:.2f}"
 
 
 def _percent(value: float | None) -> str:

@@ -167,7 +167,7 @@ def test_a_wrong_result_shows(tmp_path: Path) -> None:
     assert "fastest: sequential, 2.00 x compute alone\n" in text
     assert "2 ranks of 1 thread share 1 cores" in text
     assert "noisy" in text, "3 is more than a tenth of 20"
-    plot_rows([right, wrong], tmp_path / "chart.png", subtitle="a machine")
+    plot_rows([right, wrong], "a machine", tmp_path / "chart.png")
     assert (tmp_path / "chart.png").read_bytes().startswith(PNG)
     write_json(tmp_path / "rows.json", {}, [right, wrong])
     assert read_rows(tmp_path / "rows.json") == [right, wrong]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from axonn_ext.bench.benchmark import number
-from axonn_ext.bench.output import noisy, print_titled
+from axonn_ext.bench.output import noisy, print_titled, style_of
 from axonn_ext.bench.pipeline.results import STAGES, Row, lines_of
 from axonn_ext.spec.grid import GridShape
 from axonn_ext.terminal.console import Console, say
@@ -21,7 +21,7 @@ def print_rows(console: Console, rows: Sequence[Row]) -> None:
     lines = lines_of(rows)
     for delay in dict.fromkeys(row.delay for row in rows):
         group = [row for row in rows if row.delay == delay]
-        cells = [(_cells(row), not row.problem) for row in group]
+        cells = [(_cells(row), style_of(correct=not row.problem)) for row in group]
         findings = [line.sentence() for line in lines if line.delay == delay]
         print_titled(console, title(group[0]), _COLUMNS, cells, [*cautions(group), *findings])
     say(
