@@ -7,6 +7,7 @@ the rows of `output`.
 from __future__ import annotations
 
 import argparse
+import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -136,7 +137,7 @@ R = TypeVar("R", bound=SystemRow)
 
 def take_turns(
     calls: Mapping[str, Callable[[], T]], device: str, *, rounds: int,
-    on_round: Callable[[], None],
+    on_round: Callable[[], None] = lambda: None,
 ) -> dict[str, Timing[T]]:  # fmt: skip
     """Times calls on the device, in turns; all ranks must call this."""
     return measure(
@@ -158,12 +159,28 @@ def shared_fields(timing: Timing[Any] | None, floor_us: float, rounds: int) -> d
     }
 
 
+def ratio_of_rounds(samples: Sequence[float], base: Sequence[float]) -> float | None:
+    """Returns the median of samples / base of the same rounds, which a slow spell affects least."""
+    if not samples or not base:
+        return None
+    return statistics.median(t / b for t, b in zip(samples, base, strict=True))
+
+
 def number(value: float | None, digits: int = 2) -> str:
     return "-" if value is None else f"{value:,.{digits}f}"
 
 
-def in_ms(us: float | None, digits: int = 1) -> str:
-    return number(None if us is None else us / 1e3, digits)
+def columns_in_ms(digits: int) -> dict[str, Callable[[R], str]]:
+    """Returns the columns of the three times of a `SystemRow`, in milliseconds."""
+
+    def in_ms(us: float | None) -> str:
+        return number(None if us is None else us / 1e3, digits)
+
+    return {
+        "ms": lambda row: in_ms(row.median_us),
+        "spread": lambda row: in_ms(row.iqr_us),
+        "min": lambda row: in_ms(row.min_us),
+    }
 
 
 # --- The benchmark -------------------------------------------------------------------------------

@@ -16,11 +16,9 @@ from axonn_ext.bench import symm_mem
 from axonn_ext.bench.benchmark import add_device, add_run_options, new_parser
 from axonn_ext.bench.case import Spec
 from axonn_ext.bench.output import check_outputs, subtitle, write_plot
-from axonn_ext.bench.plot import plot_rows
-from axonn_ext.bench.report import print_group, print_legend
-from axonn_ext.bench.results import Row, content_of, read_rows, write_json
-from axonn_ext.bench.summary import compare
-from axonn_ext.bench.worker import Plan, run_worker
+from axonn_ext.bench.report import plot_rows, print_group, print_legend
+from axonn_ext.bench.results import Row, compare, content_of, read_rows
+from axonn_ext.bench.run import Plan, run_worker
 from axonn_ext.calibrate.shapes import (
     ALL_GEMM_OPS,
     DEFAULTS,
@@ -306,7 +304,8 @@ def _report(args: argparse.Namespace, rows: Sequence[Row]) -> None:
         say(console, line.sentence())
     title = subtitle(machine, f"{machine['threads_per_rank']} threads a rank")
     if args.json is not None and not is_replaceable(args.json):  # else it is written already
-        write_json(args.json, machine, rows, summary)
+        with RowsFile("--json", args.json) as file:
+            file.write(content_of(machine, rows, summary))
     write_plot(args, console, draw=partial(plot_rows, rows, title))
 
 

@@ -47,11 +47,17 @@ def do_plan(folder: Path, here: Process, kind: type[P], work: Callable[[P], obje
 
 
 @contextmanager
-def meeting(command: str, plan: DataclassInstance, here: Process, device: str) -> Iterator[None]:
-    """Has a process group inside, of ranks with one thread each and with the same plan."""
+def meeting(
+    command: str, plan: DataclassInstance, here: Process, device: str, *, threads: int = 1
+) -> Iterator[None]:
+    """Has a process group inside, of ranks with so many threads and with the same plan.
+
+    threads: 0: each rank's share of the cores
+    Raises: UserError if another rank has found a mistake of the user.
+    """
     store = process.open_store(here)
     process.meet(store, here, lambda: process.plan_values(f"bench {command}", plan))
-    process.set_threads(here, 1)
+    process.set_threads(here, threads)
     with process.process_group(here, store, device):
         yield
 

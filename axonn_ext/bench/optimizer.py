@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import errno
 import os
-import statistics
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -23,8 +22,9 @@ from axonn_ext.bench.benchmark import (
     Benchmark,
     SystemRow,
     check_memory,
-    in_ms,
+    columns_in_ms,
     number,
+    ratio_of_rounds,
     shared_fields,
     take_turns,
 )
@@ -157,7 +157,9 @@ def _row(
         problem="" if timing else problem,
         **shared_fields(timing, pass_us * moved / pass_bytes, rounds),
         elements_per_ns=case.elements / timing.median_us / 1e3 if timing else None,
-        vs_torch=_ratio(torchs, timing) if timing and torchs else None,
+        vs_torch=ratio_of_rounds(torchs.samples_us, timing.samples_us)
+        if timing and torchs
+        else None,
         pass_us=pass_us,
         pass_bytes=pass_bytes,
         moved_bytes=moved,
@@ -165,12 +167,6 @@ def _row(
         host_bytes=system.num_bytes.host,
         disk_bytes=system.num_bytes.disk,
     )
-
-
-def _ratio(one: Timing[object], other: Timing[object]) -> float:
-    """Returns the median of the ratios of the same rounds, which a slow spell affects least."""
-    pairs = zip(one.samples_us, other.samples_us, strict=True)
-    return statistics.median(a / b for a, b in pairs)
 
 
 def plot_rows(rows: Sequence[OptimizerRow], subtitle: str, path: Path) -> None:
@@ -256,9 +252,7 @@ examples:
 """,
     columns={
         "": lambda row: row.system,
-        "ms": lambda row: in_ms(row.median_us, 2),
-        "spread": lambda row: in_ms(row.iqr_us, 2),
-        "min": lambda row: in_ms(row.min_us, 2),
+        **columns_in_ms(2),
         "G el/s": lambda row: number(row.elements_per_ns),
         "vs torch": lambda row: number(row.vs_torch),
         "x floor": lambda row: number(row.ratio_to_floor),

@@ -5,11 +5,10 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any
 
 import rich.console
 
-from axonn_ext.bench.results import Json, write_json
+from axonn_ext.bench.results import Json
 from axonn_ext.launch.place import Process
 from axonn_ext.terminal.console import Console, plain_table, print_table, say
 from axonn_ext.terminal.files import check_picture, check_writable, writing
@@ -75,21 +74,6 @@ def dots(console: Console, here: Process) -> Callable[[], None]:
     if here.rank != 0 or not console.is_terminal:
         return lambda: None
     return lambda: console.print(".", end="", style="dim")
-
-
-def write_files(
-    args: argparse.Namespace,
-    console: Console,
-    *,
-    machine: Json,
-    rows: Sequence[Any],
-    summary: Sequence[Any] | None = None,
-    draw: Callable[[Path], None],
-) -> None:
-    """Writes what --json and --plot ask for, and says so. rows, summary: dataclasses."""
-    if args.json is not None:
-        write_json(args.json, machine, rows, summary)
-    write_plot(args, console, draw=draw)
 
 
 def write_plot(

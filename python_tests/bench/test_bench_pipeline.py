@@ -17,7 +17,7 @@ from torch import nn
 
 from axonn_ext import GridShape
 from axonn_ext.bench.launched import from_json, from_plain, to_json
-from axonn_ext.bench.pipeline import command, plot, report, run, stages
+from axonn_ext.bench.pipeline import command, report, run, systems
 from axonn_ext.bench.pipeline.plan import CASES, CaseSpec, Plan
 from axonn_ext.bench.pipeline.results import (
     Row,
@@ -27,8 +27,14 @@ from axonn_ext.bench.pipeline.results import (
     make_row,
     simulated_seconds,
 )
-from axonn_ext.bench.pipeline.stages import Delays, EmulatedLayer, Sleeper, peaks
-from axonn_ext.bench.pipeline.systems import System, build_ours
+from axonn_ext.bench.pipeline.systems import (
+    Delays,
+    EmulatedLayer,
+    Sleeper,
+    System,
+    build_ours,
+    peaks,
+)
 from axonn_ext.cli.main import Parser
 from axonn_ext.planner.pipeline_simulator import StageTimes
 from axonn_ext.spec.pipeline import fixed_order
@@ -75,7 +81,7 @@ class Clock:
 
 def test_what_a_sleep_took_too_long_the_next_one_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
     clock, sleeper = Clock(late=0.25), Sleeper()
-    monkeypatch.setattr(stages, "time", clock)
+    monkeypatch.setattr(systems, "time", clock)
     for ends in (1.25, 2.25, 3.25):
         sleeper.sleep(1.0)
         assert clock.now == ends
@@ -212,7 +218,7 @@ def test_lines_compare_the_same_rounds(tmp_path: Path) -> None:
     assert "pipe=2, 4 micro-batches, emulated stages: sleeps of 4 + 4 + 4 ms" in text
     assert "messages late by 20% of it in the mean" in text
     assert "message_driven-whole takes 0.800 x 1f1b" in text and "does not hold" in text
-    plot.plot_rows(rows, "made up", tmp_path / "a.png")
+    report.plot_rows(rows, "made up", tmp_path / "a.png")
     assert (tmp_path / "a.png").stat().st_size > 10_000
 
 

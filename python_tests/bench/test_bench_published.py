@@ -21,11 +21,10 @@ from axonn_ext.bench.fused_gemm import GemmRow, summarize
 from axonn_ext.bench.fused_gemm import parse_shapes as parse_gemm_shapes
 from axonn_ext.bench.link_overlap import LinkRow
 from axonn_ext.bench.link_overlap import summarize as summarize_links
-from axonn_ext.bench.plot import plot_rows
 from axonn_ext.bench.reference import judge
-from axonn_ext.bench.results import write_json
-from axonn_ext.bench.summary import compare
-from axonn_ext.bench.worker import Plan, build_case
+from axonn_ext.bench.report import plot_rows
+from axonn_ext.bench.results import compare, content_of
+from axonn_ext.bench.run import Plan, build_case
 from axonn_ext.calibrate.measure import Ranks
 from axonn_ext.calibrate.shapes import (
     GEMM_OPS,
@@ -37,6 +36,7 @@ from axonn_ext.calibrate.shapes import (
 )
 from axonn_ext.grid import AxisGroup
 from axonn_ext.terminal.errors import UserError
+from axonn_ext.terminal.rows import RowsFile
 from bench_rows import row_of
 from grids import grid_of
 
@@ -199,7 +199,7 @@ def test_auto_is_compared_over_all_shapes(tmp_path: Path) -> None:
     assert reduced.slower == ("M,N,K = 64,8,8 on x=2",)
     assert "slower by more than 2% in 1: M,N,K = 64,8,8 on x=2" in reduced.sentence()
     assert compare([row for row in ROWS if row.algorithm != "auto"]) == []
-    write_json(tmp_path / "a.json", {}, ROWS, [gathered])
+    RowsFile("--json", tmp_path / "a.json").write(content_of({}, ROWS, [gathered]))
     assert json.loads((tmp_path / "a.json").read_text())["summary"] == [
         dataclasses.asdict(gathered) | {"slower": []}
     ]

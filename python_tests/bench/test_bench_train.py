@@ -16,7 +16,7 @@ from rich.console import Console
 
 from axonn_ext import GridShape
 from axonn_ext.bench.launched import from_json, from_plain, to_json
-from axonn_ext.bench.results import write_json
+from axonn_ext.bench.results import content_of
 from axonn_ext.bench.train import command, options, report
 from axonn_ext.bench.train.check import LOSS_BOUND, Trace, compare
 from axonn_ext.bench.train.gpt import TorchGPT, load_whole
@@ -42,6 +42,7 @@ from axonn_ext.calibrate.measure import Ranks
 from axonn_ext.cli.main import Parser
 from axonn_ext.models import ModelConfig, ParallelConfig
 from axonn_ext.terminal.errors import UserError
+from axonn_ext.terminal.rows import RowsFile
 from axonn_ext.train.auto_grid import known_machine_of_gpu, machine_of_gpu
 from commands import AXONN, run, torchrun
 
@@ -178,7 +179,7 @@ def test_a_wrong_system_gets_no_time(pool, tmp_path):
         text = console.export_text()
         assert text.count("it gets no time") == 3
         assert "fsdp2: wrong loss: nan" in text
-        write_json(tmp_path / "rows.json", {}, rows)
+        RowsFile("--json", tmp_path / "rows.json").write(content_of({}, rows))
         written = json.loads((tmp_path / "rows.json").read_text())["rows"]
         assert from_plain(list[Row], written) == rows
 

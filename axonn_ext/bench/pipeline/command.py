@@ -10,11 +10,11 @@ from typing import Any
 
 from axonn_ext.bench import launched
 from axonn_ext.bench.benchmark import add_run_options, new_parser
-from axonn_ext.bench.output import check_outputs, dots, subtitle, write_files
+from axonn_ext.bench.output import check_outputs, dots, subtitle, write_plot
 from axonn_ext.bench.pipeline.plan import BASE, CASES, ROWS, CaseSpec, Plan, problem_of
-from axonn_ext.bench.pipeline.plot import plot_rows
-from axonn_ext.bench.pipeline.report import exit_status, print_rows
+from axonn_ext.bench.pipeline.report import exit_status, plot_rows, print_rows
 from axonn_ext.bench.pipeline.results import Row, lines_of
+from axonn_ext.bench.results import content_of
 from axonn_ext.calibrate.this_machine import describe_machine
 from axonn_ext.launch import process
 from axonn_ext.launch.place import Process
@@ -23,6 +23,7 @@ from axonn_ext.terminal.arguments import number, whole
 from axonn_ext.terminal.console import Console, say
 from axonn_ext.terminal.errors import UserError, refuse_extra
 from axonn_ext.terminal.grids import check_processes, parse_grid
+from axonn_ext.terminal.rows import RowsFile
 
 DESCRIPTION = """\
 Times a step of a pipeline with each of its schedules, and with those of
@@ -106,10 +107,9 @@ def run(args: argparse.Namespace, extra: Sequence[str]) -> int:
     if here is None or here.rank == 0:
         machine = describe_machine(threads=1)
         print_rows(console, rows)
-        write_files(
-            args, console, machine=machine, rows=rows, summary=lines_of(rows),
-            draw=partial(plot_rows, rows, subtitle(machine)),
-        )  # fmt: skip
+        with RowsFile("--json", args.json) as file:
+            file.write(content_of(machine, rows, lines_of(rows)))
+        write_plot(args, console, draw=partial(plot_rows, rows, subtitle(machine)))
     return exit_status(rows)
 
 

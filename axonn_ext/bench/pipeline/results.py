@@ -6,8 +6,9 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from axonn_ext.bench.benchmark import ratio_of_rounds
 from axonn_ext.bench.pipeline.plan import BASE, OURS, CaseSpec, Plan
-from axonn_ext.bench.pipeline.stages import Delays
+from axonn_ext.bench.pipeline.systems import Delays
 from axonn_ext.planner.pipeline_simulator import simulate
 from axonn_ext.spec.pipeline import bubble_seconds
 
@@ -134,8 +135,8 @@ def make_row(
         grid=plan.grid.as_dict(), micro_batches=plan.micro_batches, stage_ms=plan.stage_ms,
         delay=delay, error=error, problem=problem, rounds=plan.rounds,
         median_s=median, low_s=low, high_s=high, min_s=min(samples, default=None),
-        ratio_to_1f1b=ratio(samples, base), ratio_to_ideal=median and median / plan.ideal_s,
-        ideal_s=plan.ideal_s, simulated_s=simulated,
+        ratio_to_1f1b=ratio_of_rounds(samples, base),
+        ratio_to_ideal=median and median / plan.ideal_s, ideal_s=plan.ideal_s, simulated_s=simulated,
         formula_s=formula_seconds(spec, plan, delay), samples_s=tuple(samples), use=use,
         timeline=timeline,
     )  # fmt: skip
@@ -147,13 +148,6 @@ def quartiles(values: Sequence[float]) -> tuple[float, float, float]:
         return values[0], values[0], values[0]
     low, median, high = statistics.quantiles(values, n=4, method="inclusive")
     return low, median, high
-
-
-def ratio(samples: Sequence[float], base: Sequence[float]) -> float | None:
-    """Returns the median of the ratios of the same rounds."""
-    if not samples or not base:
-        return None
-    return statistics.median(t / b for t, b in zip(samples, base, strict=True))
 
 
 # --- The lines -----------------------------------------------------------------------------------

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from axonn_ext.bench.launched import from_plain
 from axonn_ext.bench.pipeline.plan import BASE, OURS, Plan
 from axonn_ext.bench.pipeline.results import MOST_ERROR, Row, Span, Use, make_row
-from axonn_ext.bench.pipeline.stages import Delays
 from axonn_ext.bench.pipeline.systems import (
+    Delays,
     StepUse,
     System,
     build_ours,
