@@ -136,7 +136,8 @@ def make_row(
         delay=delay, error=error, problem=problem, rounds=plan.rounds,
         median_s=median, low_s=low, high_s=high, min_s=min(samples, default=None),
         ratio_to_1f1b=ratio_of_rounds(samples, base),
-        ratio_to_ideal=median and median / plan.ideal_s, ideal_s=plan.ideal_s, simulated_s=simulated,
+        ratio_to_ideal=median and median / plan.ideal_s,
+        ideal_s=plan.ideal_s, simulated_s=simulated,
         formula_s=formula_seconds(spec, plan, delay), samples_s=tuple(samples), use=use,
         timeline=timeline,
     )  # fmt: skip
