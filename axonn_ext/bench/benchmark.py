@@ -20,6 +20,7 @@ import torch.distributed as dist
 from axonn_ext.bench.output import (
     check_outputs,
     dots,
+    exit_status,
     noisy,
     print_titled,
     style_of,
@@ -47,14 +48,19 @@ T = TypeVar("T")
 
 def new_parser(
     benchmarks: argparse._SubParsersAction[Any], name: str, *, summary: str, description: str,
-    epilog: str, run: Callable[[argparse.Namespace, Sequence[str]], int],
+    epilog: str, run: Callable[[argparse.Namespace], int],
 ) -> argparse.ArgumentParser:  # fmt: skip
-    """Adds a subcommand, and returns its parser. run: gets its arguments, and the unknown ones."""
+    """Adds a subcommand, and returns its parser. run: returns the exit status for its arguments."""
     parser: argparse.ArgumentParser = benchmarks.add_parser(
         name, help=summary, description=description, epilog=epilog, allow_abbrev=False,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip
-    parser.set_defaults(run=run)
+
+    def run_if_known(args: argparse.Namespace, extra: Sequence[str]) -> int:
+        refuse_extra(f"bench {name}", extra)
+        return run(args)
+
+    parser.set_defaults(run=run_if_known)
     return parser
 
 
@@ -78,7 +84,7 @@ def add_run_options(
     """Adds --rounds, --json and --plot. json: says when the file is written."""
     add = parser.add_argument
     add("--rounds", type=whole(), default=rounds, metavar="N",
-        help="turns of everything that is timed (default: %(default)s)")  # fmt: skip
+        help="how often everything takes its turn (default: %(default)s)")  # fmt: skip
     add_json(parser, json)
     if plots:
         add("--plot", type=Path, metavar="FILE", help="draw a chart: .png, .svg or .pdf")
@@ -226,16 +232,16 @@ class Benchmark(Generic[R]):
             epilog=self.epilog, run=self.run_command,
         )  # fmt: skip
         self.add_options(parser)
-        parser.add_argument("--dtype", choices=self.dtypes, default="bf16",
-                            help="(default: %(default)s)")  # fmt: skip
+        add = parser.add_argument
+        add("--dtype", choices=self.dtypes, default="bf16",
+            help="of the op's operands (default: %(default)s)")  # fmt: skip
         add_device(parser)
-        parser.add_argument("--threads", type=whole(0, MOST_THREADS), default=1, metavar="N",
-                            help="0: one for each core (default: %(default)s)")  # fmt: skip
+        add("--threads", type=whole(0, MOST_THREADS), default=1, metavar="N",
+            help="threads; 0: one for each core (default: %(default)s)")  # fmt: skip
         add_run_options(parser, rounds=self.rounds, plots=self.draw is not None)
 
-    def run_command(self, args: argparse.Namespace, extra: Sequence[str]) -> int:
+    def run_command(self, args: argparse.Namespace) -> int:
         """Runs the command; returns 1 if a system is wrong. Raises UserError for a mistake."""
-        refuse_extra(f"bench {self.name}", extra)
         if process.this_process() is not None:
             raise UserError(f"bench {self.name} runs in one process; not under torchrun")
         args.device = args.device or default_device()
@@ -262,7 +268,7 @@ class Benchmark(Generic[R]):
             say(console, self.legend, style="dim")
         line = subtitle(machine, threads(rows[0].threads))
         write_plot(args, console, draw=self.draw and partial(self.draw, rows, line))
-        return 0 if all(row.correct for row in rows) else 1
+        return exit_status(rows)
 
     def _shower(self, console: Console) -> Callable[[Sequence[R]], None]:
         """Returns what prints the rows of a group."""

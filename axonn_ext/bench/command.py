@@ -45,7 +45,7 @@ from axonn_ext.spec.grid import GridShape
 from axonn_ext.spec.parallel import LAYOUTS, ROLES
 from axonn_ext.terminal.arguments import MOST_PROCESSES, MOST_THREADS, whole
 from axonn_ext.terminal.console import Console, say
-from axonn_ext.terminal.errors import UserError, refuse_extra
+from axonn_ext.terminal.errors import UserError
 from axonn_ext.terminal.grids import check_processes, parse_grid
 from axonn_ext.terminal.rows import RowsFile, is_replaceable
 from axonn_ext.train.memory import memory_problem
@@ -145,9 +145,8 @@ def _add_options(parser: argparse.ArgumentParser, op: str) -> None:
     add("--rows", type=Path, help=argparse.SUPPRESS)
 
 
-def run(args: argparse.Namespace, extra: Sequence[str]) -> int:
+def run(args: argparse.Namespace) -> int:
     """Runs the command; raises what `axonn_ext.cli.main` turns into messages."""
-    refuse_extra(f"bench {args.op}", extra)
     here = process.this_process()
     args.device = args.device or default_device()
     plan = make_plan(args, here)

@@ -16,7 +16,7 @@ from axonn_ext.bench.benchmark import add_json, check_memory, new_parser
 from axonn_ext.bench.gemm_tiles import TILE_ROWS, TILE_SHAPES, measure_tiles, parse_tiles
 from axonn_ext.bench.link_overlap import parse_sizes, show_rows, time_us
 from axonn_ext.calibrate.shapes import GemmShape, describe, is_published, published_shapes
-from axonn_ext.terminal.errors import UserError, refuse_extra
+from axonn_ext.terminal.errors import UserError
 from axonn_ext.terminal.files import check_writable
 from axonn_ext.terminal.rows import Column
 
@@ -186,9 +186,8 @@ def shapes_of(args: argparse.Namespace) -> list[GemmShape]:
     return list(dict.fromkeys(asked or default))
 
 
-def run(args: argparse.Namespace, extra: Sequence[str]) -> int:
+def run(args: argparse.Namespace) -> int:
     """Runs the command; raises UserError for a mistake of the user."""
-    refuse_extra("bench gemm", extra)
     shapes, dtype = shapes_of(args), args.dtype
     tiles = None if args.tiles is None else parse_tiles(args.tiles)
     check_writable("--json", args.json)

@@ -25,7 +25,7 @@ from axonn_ext.calibrate.shapes import is_size
 from axonn_ext.calibrate.this_machine import describe_machine
 from axonn_ext.terminal.arguments import whole
 from axonn_ext.terminal.console import Console
-from axonn_ext.terminal.errors import UserError, refuse_extra
+from axonn_ext.terminal.errors import UserError
 from axonn_ext.terminal.files import check_writable
 from axonn_ext.terminal.rows import Column, RowsFile, RowsTable
 
@@ -323,9 +323,8 @@ def add_parser(benchmarks: argparse._SubParsersAction[Any]) -> None:
     add_json(parser, ", after each shape")
 
 
-def run(args: argparse.Namespace, extra: Sequence[str]) -> int:
+def run(args: argparse.Namespace) -> int:
     """Runs the command; raises UserError for a mistake of the user."""
-    refuse_extra("bench link-overlap", extra)
     shapes = list(dict.fromkeys(parse_sizes("--shape", text) for text in args.shape))
     for m, _, _ in shapes:
         if m % NUM_SHARDS:

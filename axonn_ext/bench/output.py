@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 import rich.console
 
@@ -62,6 +63,11 @@ def noisy(systems: Iterable[tuple[str, float | None, float | None]]) -> list[str
         f"noisy ({', '.join(names)}): a spread is above {NOISY:.0%} of its median; quieten the "
         "machine or raise --rounds before small differences are believed"
     ]
+
+
+def exit_status(rows: Iterable[Any]) -> int:
+    """Returns 1 if a row has a `problem`, else 0."""
+    return 1 if any(row.problem for row in rows) else 0
 
 
 def threads(count: int) -> str:

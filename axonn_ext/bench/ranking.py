@@ -38,7 +38,7 @@ from axonn_ext.spec.pipeline import SCHEDULES
 from axonn_ext.spec.pipeline_options import PipelineOptions
 from axonn_ext.terminal.arguments import MOST_PROCESSES, whole
 from axonn_ext.terminal.console import Console
-from axonn_ext.terminal.errors import UserError, refuse_extra
+from axonn_ext.terminal.errors import UserError
 from axonn_ext.terminal.files import check_writable, write_text
 
 TOP = 3
@@ -168,9 +168,8 @@ def add_parser(benchmarks: argparse._SubParsersAction[Any]) -> None:
     add("--worker", type=Path, help=argparse.SUPPRESS)  # folder of a launch
 
 
-def run(args: argparse.Namespace, extra: Sequence[str]) -> int:
+def run(args: argparse.Namespace) -> int:
     """Runs the command; raises what `axonn_ext.cli.main` turns into messages."""
-    refuse_extra("bench ranking", extra)
     here = process.this_process()
     if args.worker is not None:
         here = here or Process()

@@ -17,6 +17,7 @@ from torch import nn
 
 from axonn_ext import GridShape
 from axonn_ext.bench.launched import from_json, from_plain, to_json
+from axonn_ext.bench.output import exit_status
 from axonn_ext.bench.pipeline import command, report, run, systems
 from axonn_ext.bench.pipeline.plan import CASES, CaseSpec, Plan
 from axonn_ext.bench.pipeline.results import (
@@ -171,7 +172,7 @@ def test_wrong_gradients_get_no_time(pool) -> None:
         assert fine.problem is None and fine.median_s is not None
         assert wrong.problem is not None and "wrong gradients: error 1.0e-02" in wrong.problem
         assert wrong.median_s is wrong.ratio_to_1f1b is wrong.use is None
-        assert report.exit_status(rows) == 1 and report.exit_status([fine]) == 0
+        assert exit_status(rows) == 1 and exit_status([fine]) == 0
 
 
 @pytest.mark.slow

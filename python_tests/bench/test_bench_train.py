@@ -16,6 +16,7 @@ from rich.console import Console
 
 from axonn_ext import GridShape
 from axonn_ext.bench.launched import from_json, from_plain, to_json
+from axonn_ext.bench.output import exit_status
 from axonn_ext.bench.results import content_of
 from axonn_ext.bench.train import command, options, report
 from axonn_ext.bench.train.check import LOSS_BOUND, Trace, compare
@@ -171,8 +172,8 @@ def test_a_wrong_system_gets_no_time(pool, tmp_path):
             tokens = SMALL.batch_size * SMALL.model.sequence_length
             assert row.tokens_per_s == pytest.approx(tokens / row.median_ms * 1e3)
         assert by_name["single"].num_threads == 2 and by_name["single"].ratio_to_single == 1.0
-        assert report.exit_status(rows) == 1
-        assert report.exit_status([by_name["single"], by_name["ours x=2"]]) == 0
+        assert exit_status(rows) == 1
+        assert exit_status([by_name["single"], by_name["ours x=2"]]) == 0
 
         console = Console(width=140, record=True, file=(tmp_path / "out").open("w"))
         report.print_rows(console, rows, cores=2)

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from axonn_ext.bench import launched
 from axonn_ext.bench.benchmark import add_run_options, new_parser
-from axonn_ext.bench.output import check_outputs, dots, subtitle, write_plot
+from axonn_ext.bench.output import check_outputs, dots, exit_status, subtitle, write_plot
 from axonn_ext.bench.pipeline.plan import BASE, CASES, ROWS, CaseSpec, Plan, problem_of
-from axonn_ext.bench.pipeline.report import exit_status, plot_rows, print_rows
+from axonn_ext.bench.pipeline.report import plot_rows, print_rows
 from axonn_ext.bench.pipeline.results import Row, lines_of
 from axonn_ext.bench.results import content_of
 from axonn_ext.calibrate.this_machine import describe_machine
@@ -21,7 +20,7 @@ from axonn_ext.launch.place import Process
 from axonn_ext.spec.grid import GridShape
 from axonn_ext.terminal.arguments import number, whole
 from axonn_ext.terminal.console import Console, say
-from axonn_ext.terminal.errors import UserError, refuse_extra
+from axonn_ext.terminal.errors import UserError
 from axonn_ext.terminal.grids import check_processes, parse_grid
 from axonn_ext.terminal.rows import RowsFile
 
@@ -83,9 +82,8 @@ def add_parser(benchmarks: argparse._SubParsersAction[Any]) -> None:
     add("--worker", type=Path, help=argparse.SUPPRESS)  # folder of a launch
 
 
-def run(args: argparse.Namespace, extra: Sequence[str]) -> int:
+def run(args: argparse.Namespace) -> int:
     """Runs the command; returns 1 if a schedule has wrong gradients."""
-    refuse_extra("bench pipeline", extra)
     here = process.this_process()
     console = Console()
     if args.worker is not None:

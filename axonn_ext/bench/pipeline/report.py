@@ -61,11 +61,6 @@ def cautions(group: Sequence[Row]) -> list[str]:
     return texts + noisy((r.case, r.median_s, (r.high_s or 0) - (r.low_s or 0)) for r in group)
 
 
-def exit_status(rows: Sequence[Row]) -> int:
-    """Returns 1 if a schedule has wrong gradients, else 0."""
-    return 1 if any(row.problem for row in rows) else 0
-
-
 def _cells(row: Row) -> tuple[str, ...]:
     if row.median_s is None or row.use is None:
         return (row.case, "wrong", *["-"] * (len(_COLUMNS) - 2))

@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 import torch
 
 from axonn_ext.bench import launched
-from axonn_ext.bench.output import check_outputs, dots, subtitle, write_plot
+from axonn_ext.bench.output import check_outputs, dots, exit_status, subtitle, write_plot
 from axonn_ext.bench.results import content_of
 from axonn_ext.bench.train import options, report
 from axonn_ext.bench.train.plan import (
@@ -35,7 +35,7 @@ from axonn_ext.spec.grid import GridShape
 from axonn_ext.spec.model import ModelConfig
 from axonn_ext.spec.parallel import ParallelConfig
 from axonn_ext.terminal.console import Console, say
-from axonn_ext.terminal.errors import UserError, refuse_extra
+from axonn_ext.terminal.errors import UserError
 from axonn_ext.terminal.grids import check_processes, parse_grid
 from axonn_ext.terminal.rows import RowsFile
 from axonn_ext.train.memory import BYTES_OF_A_PARAMETER, memory_problem
@@ -48,9 +48,8 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
     options.add_parser(commands, run)
 
 
-def run(args: argparse.Namespace, extra: Sequence[str]) -> int:
+def run(args: argparse.Namespace) -> int:
     """Runs the command; returns 1 if a system does not train like the others."""
-    refuse_extra("bench train", extra)
     here = process.this_process()
     console = Console()
     if args.worker is not None:
@@ -79,7 +78,7 @@ def run(args: argparse.Namespace, extra: Sequence[str]) -> int:
         line = subtitle(machine, *note, args.dtype)
         draw = partial(report.plot_rows, rows, line, scaling=args.scaling, cores=cores)
         write_plot(args, console, draw=draw)
-    status = report.exit_status(rows)
+    status = exit_status(rows)
     if here is not None:
         leave(status)
     return status

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,6 @@ from axonn_ext.calibrate.this_machine import default_device
 from axonn_ext.spec.optimizer import ZERO_STAGES
 from axonn_ext.terminal.arguments import MOST_PROCESSES, whole
 
-Run = Callable[[argparse.Namespace, Sequence[str]], int]
 DESCRIPTION = """\
 Trains the same GPT with torch's own ways and with ours on the same ranks, and compares tokens/s and
 peak memory: on GPUs, one for each rank, or on CPUs, where a rank has one thread. Every system must
@@ -42,7 +41,9 @@ SIZES = {
 DEFAULT_DTYPES = {"cpu": FP32, "cuda": BF16}
 
 
-def add_parser(commands: argparse._SubParsersAction[Any], run: Run) -> None:
+def add_parser(
+    commands: argparse._SubParsersAction[Any], run: Callable[[argparse.Namespace], int]
+) -> None:
     """Adds the subcommand, which calls `run`."""
     parser = new_parser(
         commands, "train", summary="training against torch's own ways", description=DESCRIPTION,

@@ -75,11 +75,6 @@ def findings(run: Sequence[Row], *, cores: int) -> list[str]:
     return lines + noisy((row.system, row.median_ms, row.spread_ms) for row in run)
 
 
-def exit_status(rows: Sequence[Row]) -> int:
-    """Returns 1 if a system did not train like the others, else 0."""
-    return 1 if any(row.problem for row in rows) else 0
-
-
 def _cells(row: Row) -> tuple[str, ...]:
     speed: tuple[str, ...] = ("wrong", "-", "-", "-")
     if row.median_ms is not None:
