@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import tempfile
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +13,12 @@ import torch
 
 from axonn_ext import ops
 from axonn_ext.bench import symm_mem
+from axonn_ext.bench.benchmark import add_device, add_run_options, new_parser
 from axonn_ext.bench.case import Spec
 from axonn_ext.bench.output import check_outputs, subtitle, write_plot
-from axonn_ext.bench.plot import plot_rows
-from axonn_ext.bench.report import print_group, print_legend
-from axonn_ext.bench.results import Row, content_of, read_rows, write_json
-from axonn_ext.bench.summary import compare
-from axonn_ext.bench.worker import Plan, run_worker
-from axonn_ext.calibrate.measure import ROUNDS
+from axonn_ext.bench.report import plot_rows, print_group, print_legend
+from axonn_ext.bench.results import Row, compare, content_of, read_rows
+from axonn_ext.bench.run import Plan, run_worker
 from axonn_ext.calibrate.shapes import (
     ALL_GEMM_OPS,
     DEFAULTS,
@@ -46,18 +45,16 @@ from axonn_ext.spec.grid import GridShape
 from axonn_ext.spec.parallel import LAYOUTS, ROLES
 from axonn_ext.terminal.arguments import MOST_PROCESSES, MOST_THREADS, whole
 from axonn_ext.terminal.console import Console, say
-from axonn_ext.terminal.errors import UserError, refuse_extra
+from axonn_ext.terminal.errors import UserError
 from axonn_ext.terminal.grids import check_processes, parse_grid
 from axonn_ext.terminal.rows import RowsFile, is_replaceable
 from axonn_ext.train.memory import memory_problem
 
 DEFAULT_WORLD = 2
-MIN_WIDTH = 100  # the width of the notes; a file or a pipe would get 80 columns
 # This is the order of the table, with the baseline first.
 ALGORITHMS = ops.ALGORITHMS[::-1]
 # These run on GPUs by default. "fused" only supports some GPUs.
 CUDA_ALGORITHMS = tuple(name for name in ALGORITHMS if name != "fused")
-DEVICES = ("cpu", "cuda")
 BASELINES = (symm_mem.NAME,)
 
 SUMMARIES = {
@@ -105,36 +102,30 @@ def add_parser(benchmarks: argparse._SubParsersAction[Any]) -> None:
     """Adds a subcommand for each op."""
     for op in (*OPS, ALL_GEMM_OPS):
         examples = GRID_EXAMPLES if op in ("linear", "block") else GEMM_EXAMPLES
-        parser = benchmarks.add_parser(
-            op, help=SUMMARIES[op], description=DESCRIPTION.format(summary=SUMMARIES[op]),
+        parser = new_parser(
+            benchmarks, op, summary=SUMMARIES[op], run=run,
+            description=DESCRIPTION.format(summary=SUMMARIES[op]),
             epilog=examples.format(
                 op=op, default=describe(DEFAULTS[op]), layers=len(PUBLISHED_LAYERS),
                 rows=", ".join(map(str, PUBLISHED_ROWS)),
             ),
-            formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False,
         )  # fmt: skip
         _add_options(parser, op)
-        parser.set_defaults(run=run, op=op)
+        parser.set_defaults(op=op)
 
 
 def _add_options(parser: argparse.ArgumentParser, op: str) -> None:
     add = parser.add_argument
     add("--grid", action="append", default=[], metavar="SHAPE",
         help="x=2,y=2,z=1 (left out: 1) or 2x2x1; may be given several times")  # fmt: skip
-    add(
-        "--world",
-        type=whole(1, MOST_PROCESSES),
-        metavar="N",
-        help=f"--grid x=N (default: {DEFAULT_WORLD})",
-    )
+    add("--world", type=whole(1, MOST_PROCESSES), metavar="N",
+        help=f"--grid x=N (default: {DEFAULT_WORLD})")  # fmt: skip
     sizes = ",".join(DEFAULTS[op]._fields)
     add("--shapes", nargs="+", default=[], metavar="SHAPE",
         help=f'global sizes "{sizes}", or a preset: '
         + ("gpt2, gpt3" if op == "block" else "llama-70b, gpt3, published, published:M,M,...")
         + f" (default: {','.join(map(str, DEFAULTS[op]))})")  # fmt: skip
-    add("--device", choices=DEVICES,
-        help="ranks that outnumber the GPUs share them (default: cuda if there are any, else "
-        "cpu)")  # fmt: skip
+    add_device(parser, "ranks that outnumber the GPUs share them ")
     add("--algorithms", metavar="A,B,...",
         help=f"(default: {','.join(ALGORITHMS)}; fused on cuda only if asked)")  # fmt: skip
     if op in (*GEMM_OPS, ALL_GEMM_OPS):
@@ -145,26 +136,17 @@ def _add_options(parser: argparse.ArgumentParser, op: str) -> None:
     add("--threads", type=whole(0, MOST_THREADS), default=1, metavar="N",
         help="of each rank; 0: its share of the cores (default: 1, so that a rank's arithmetic is "
         "the same on every machine and grid)")  # fmt: skip
-    add("--rounds", type=whole(), default=ROUNDS, metavar="N",
-        help="batches of each algorithm (default: %(default)s)")  # fmt: skip
     if op == "linear":
         add("--role", choices=tuple(ROLES), default="expand", help="(default: %(default)s)")
     if op in ("linear", "block"):
         add("--layout", choices=LAYOUTS, default="sharded", help="(default: %(default)s)")
-    add(
-        "--json",
-        type=Path,
-        metavar="FILE",
-        help="write machine and rows to a JSON file, after each shape",
-    )
-    add("--plot", type=Path, metavar="FILE", help="draw a bar chart: .png, .svg or .pdf")
+    add_run_options(parser, json=", after each shape")
     # In this file, the processes that this command starts leave the rows of all grids so far.
     add("--rows", type=Path, help=argparse.SUPPRESS)
 
 
-def run(args: argparse.Namespace, extra: Sequence[str]) -> int:
+def run(args: argparse.Namespace) -> int:
     """Runs the command; raises what `axonn_ext.cli.main` turns into messages."""
-    refuse_extra(f"bench {args.op}", extra)
     here = process.this_process()
     args.device = args.device or default_device()
     plan = make_plan(args, here)
@@ -191,7 +173,7 @@ class _Cases:
         self._files = (
             RowsFile("--json", args.json if is_written else None), RowsFile("--rows", args.rows)
         )  # fmt: skip
-        self._console = _console()
+        self._console = Console()
         has_earlier = args.rows is not None and args.rows.exists()  # of grids before this one
         self._rows = read_rows(args.rows) if has_earlier else []
 
@@ -203,12 +185,6 @@ class _Cases:
         machine = describe_machine(threads=case[0].threads, device=self._args.device)
         for file in self._files:
             file.write(content_of(machine, self._rows, compare(self._rows)))
-
-
-def _console() -> Console:
-    console = Console()
-    console.width = max(console.width, MIN_WIDTH)
-    return console
 
 
 def make_plan(args: argparse.Namespace, here: Process | None) -> Plan:
@@ -319,7 +295,7 @@ def _worker_arguments(args: argparse.Namespace, grid: GridShape) -> list[str]:
 
 def _report(args: argparse.Namespace, rows: Sequence[Row]) -> None:
     """Prints what is below the tables, and writes the files that were asked for."""
-    console = _console()
+    console = Console()
     machine = describe_machine(threads=rows[0].threads, device=args.device)
     print_legend(console, rows)
     summary = compare(rows)
@@ -327,8 +303,9 @@ def _report(args: argparse.Namespace, rows: Sequence[Row]) -> None:
         say(console, line.sentence())
     title = subtitle(machine, f"{machine['threads_per_rank']} threads a rank")
     if args.json is not None and not is_replaceable(args.json):  # else it is written already
-        write_json(args.json, machine, rows, summary)
-    write_plot(args, console, draw=lambda path: plot_rows(rows, path, subtitle=title))
+        with RowsFile("--json", args.json) as file:
+            file.write(content_of(machine, rows, summary))
+    write_plot(args, console, draw=partial(plot_rows, rows, title))
 
 
 def _status(rows: Sequence[Row]) -> int:

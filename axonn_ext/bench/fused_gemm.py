@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,16 +12,13 @@ from torch import Tensor
 
 from axonn_ext import _library
 from axonn_ext.bench import gemm_tiles
-from axonn_ext.bench.gemm_tiles import TILE_ROWS, TILE_SHAPES, parse_tiles
-from axonn_ext.bench.link_overlap import MAX_DIFFERENCE, parse_sizes, time_us
-from axonn_ext.bench.results import content_of
+from axonn_ext.bench.benchmark import add_json, check_memory, new_parser
+from axonn_ext.bench.gemm_tiles import TILE_ROWS, TILE_SHAPES, measure_tiles, parse_tiles
+from axonn_ext.bench.link_overlap import parse_sizes, show_rows, time_us
 from axonn_ext.calibrate.shapes import GemmShape, describe, is_published, published_shapes
-from axonn_ext.calibrate.this_machine import describe_machine
-from axonn_ext.terminal.console import Console
-from axonn_ext.terminal.errors import UserError, refuse_extra
+from axonn_ext.terminal.errors import UserError
 from axonn_ext.terminal.files import check_writable
-from axonn_ext.terminal.rows import Column, RowsFile, RowsTable
-from axonn_ext.train.memory import memory_problem
+from axonn_ext.terminal.rows import Column
 
 # BLAS's names of the layouts of y = x @ weight.t(), dx = dy @ weight, dweight = dy.t() @ x.
 LAYOUTS = {"tn": (False, True), "nn": (False, False), "nt": (True, False)}
@@ -101,16 +97,14 @@ class GemmSummary:
         )
 
 
-def summarize(rows: Sequence[GemmRow]) -> GemmSummary | None:
-    """Returns the summary; None if no product has enough rows."""
+def summarize(rows: Sequence[GemmRow]) -> list[GemmSummary]:
+    """Returns the summary; none if no product has enough rows."""
     large = [row for row in rows if row.shape["M"] >= LEAST_ROWS]
     if not large:
-        return None
-    return GemmSummary(
-        num_products=len(large),
-        least_of_torch=min(1 / row.fused_over_torch for row in large),
-        least_of_fused=min(1 / row.waiting_over_fused for row in large),
-    )
+        return []
+    least_of_torch = min(1 / row.fused_over_torch for row in large)
+    least_of_fused = min(1 / row.waiting_over_fused for row in large)
+    return [GemmSummary(len(large), least_of_torch, least_of_fused)]
 
 
 def stored(t: Tensor, transposed: bool) -> Tensor:
@@ -159,29 +153,20 @@ def measure_gemm(m: int, n: int, k: int, dtype: str, layout: str) -> GemmRow:
 
 def add_parser(benchmarks: argparse._SubParsersAction[Any]) -> None:
     """Adds the subcommand."""
-    parser = benchmarks.add_parser(
-        "gemm", help="the kernel of \"fused\" and its tiles against torch.mm, on one GPU of sm_90",
-        description=DESCRIPTION, epilog=EPILOG, allow_abbrev=False,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+    parser = new_parser(
+        benchmarks, "gemm", run=run, description=DESCRIPTION, epilog=EPILOG,
+        summary='the kernel of "fused" and its tiles against torch.mm, on one GPU of sm_90',
     )  # fmt: skip
-    parser.add_argument(
-        "--shapes", nargs="+", default=[], metavar="SHAPE",
+    add = parser.add_argument
+    add("--shapes", nargs="+", default=[], metavar="SHAPE",
         help="(default: 2048,11008,4096 8192,14336,4096; with --tiles the published layers with "
-        f"M = {', '.join(map(str, TILE_ROWS))})",
-    )  # fmt: skip
-    parser.add_argument("--dtype", choices=list(DTYPES), default="bf16",
-                        help="(default: %(default)s)")  # fmt: skip
-    parser.add_argument("--layouts", nargs="+", choices=list(LAYOUTS), default=list(LAYOUTS),
-                        help="(default: all)")  # fmt: skip
-    parser.add_argument("--tiles", nargs="+", metavar="TILE",
-                        help="time these tiles, named like 128x256, or all")  # fmt: skip
-    parser.add_argument(
-        "--json",
-        type=Path,
-        metavar="FILE",
-        help="write machine and rows to a file, after each of them",
-    )
-    parser.set_defaults(run=run)
+        f"M = {', '.join(map(str, TILE_ROWS))})")  # fmt: skip
+    add("--dtype", choices=list(DTYPES), default="bf16", help="(default: %(default)s)")
+    add("--layouts", nargs="+", choices=list(LAYOUTS), default=list(LAYOUTS),
+        help="(default: all)")  # fmt: skip
+    add("--tiles", nargs="+", metavar="TILE",
+        help="time these tiles, named like 128x256, or all")  # fmt: skip
+    add_json(parser, ", after each of them")
 
 
 def parse_shapes(text: str) -> tuple[GemmShape, ...]:
@@ -201,18 +186,23 @@ def shapes_of(args: argparse.Namespace) -> list[GemmShape]:
     return list(dict.fromkeys(asked or default))
 
 
-def run(args: argparse.Namespace, extra: Sequence[str]) -> int:
+def run(args: argparse.Namespace) -> int:
     """Runs the command; raises UserError for a mistake of the user."""
-    refuse_extra("bench gemm", extra)
-    shapes = shapes_of(args)
+    shapes, dtype = shapes_of(args), args.dtype
     tiles = None if args.tiles is None else parse_tiles(args.tiles)
     check_writable("--json", args.json)
     _check_gpu(args, shapes)
     products = [(shape, layout) for shape in shapes for layout in args.layouts]
-    with RowsFile("--json", args.json) as file:
-        return _time(args, products, file) if tiles is None else _time_tiles(
-            args, products, tiles, file
-        )  # fmt: skip
+    if tiles is None:
+        groups = ([measure_gemm(*shape, dtype, layout)] for shape, layout in products)
+        return show_rows(args.json, COLUMNS, groups, summarize)
+    of_tiles = (
+        measure_tiles(
+            *draw_operands(*shape, dtype, layout), dtype=dtype, layout=layout, asked=tiles
+        )
+        for shape, layout in products
+    )
+    return show_rows(args.json, gemm_tiles.COLUMNS, of_tiles, gemm_tiles.summarize)
 
 
 def _check_gpu(args: argparse.Namespace, shapes: Sequence[GemmShape]) -> None:
@@ -227,49 +217,4 @@ def _check_gpu(args: argparse.Namespace, shapes: Sequence[GemmShape]) -> None:
         raise UserError("bench gemm needs a GPU of sm_90, and CUTLASS (see axonn-ext doctor)")
     for shape in shapes:
         num_bytes = shape.num_elements * DTYPES[args.dtype].itemsize
-        problem = memory_problem(f"--shapes: {describe(shape)}", num_bytes, "cuda")
-        if problem:
-            raise UserError(problem)
-
-
-def _time(
-    args: argparse.Namespace, products: Sequence[tuple[GemmShape, str]], file: RowsFile
-) -> int:
-    """Times torch.mm, the kernel and the kernel that waits; returns the command's status."""
-    machine = describe_machine(threads=torch.get_num_threads(), device="cuda")
-    table = RowsTable(Console(), COLUMNS)
-    rows: list[GemmRow] = []
-    for shape, layout in products:
-        rows.append(measure_gemm(*shape, args.dtype, layout))
-        table.add(rows[-1].cells())
-        summary = summarize(rows)
-        file.write(content_of(machine, rows, [summary] if summary else []))
-    if summary is not None:
-        print(summary.sentence())
-    return _status(rows)
-
-
-def _time_tiles(
-    args: argparse.Namespace, products: Sequence[tuple[GemmShape, str]], tiles: Sequence[str],
-    file: RowsFile,
-) -> int:  # fmt: skip
-    """Times torch.mm and the kernel on each tile; returns the command's status."""
-    machine = describe_machine(threads=torch.get_num_threads(), device="cuda")
-    table = RowsTable(Console(), gemm_tiles.COLUMNS)
-    rows: list[gemm_tiles.TileRow] = []
-    for shape, layout in products:
-        a, b = draw_operands(*shape, args.dtype, layout)
-        found = gemm_tiles.measure_tiles(a, b, dtype=args.dtype, layout=layout, asked=tiles)
-        for row in found:
-            table.add(row.cells())
-        rows += found
-        summary = gemm_tiles.summarize(rows)
-        file.write(content_of(machine, rows, [summary] if summary else []))
-    if summary is not None:
-        print(summary.sentence())
-    return _status(rows)
-
-
-def _status(rows: Sequence[GemmRow | gemm_tiles.TileRow]) -> int:
-    # cuBLAS may add in another order, so results may differ by two roundings.
-    return 0 if max(row.max_difference for row in rows) <= MAX_DIFFERENCE else 1
+        check_memory(f"--shapes: {describe(shape)}", num_bytes, "cuda")

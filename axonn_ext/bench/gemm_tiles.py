@@ -97,8 +97,8 @@ class TileSummary:
         )
 
 
-def summarize(rows: Sequence[TileRow]) -> TileSummary | None:
-    """Returns the summary; None if no chosen tile was timed."""
+def summarize(rows: Sequence[TileRow]) -> list[TileSummary]:
+    """Returns the summary; none if no chosen tile was timed."""
     products: dict[str, list[TileRow]] = {}
     for row in rows:
         if row.kernel != TORCH:
@@ -106,17 +106,17 @@ def summarize(rows: Sequence[TileRow]) -> TileSummary | None:
             products.setdefault(name, []).append(row)
     chosen = {name: row for name, tiles in products.items() for row in tiles if row.chosen}
     if not chosen:
-        return None
+        return []
     fastest = {name: min(row.median_us for row in products[name]) for name in chosen}
     ratios = {name: row.median_us / fastest[name] for name, row in chosen.items()}
     worst = max(ratios, key=lambda name: ratios[name])
-    return TileSummary(
+    return [TileSummary(
         num_products=len(chosen),
         num_slower=sum(ratio > 1 for ratio in ratios.values()),
         worst_choice=ratios[worst],
         worst_product=worst,
         mean_over_torch=statistics.geometric_mean(row.over_torch for row in chosen.values()),
-    )
+    )]  # fmt: skip
 
 
 def parse_tiles(texts: Sequence[str]) -> tuple[str, ...]:

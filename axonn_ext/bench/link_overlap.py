@@ -9,23 +9,25 @@ fast NCCL is.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
 from axonn_ext import _library
+from axonn_ext.bench.benchmark import add_json, new_parser
 from axonn_ext.bench.results import content_of
 from axonn_ext.calibrate.measure import HEAD_START_CYCLES, Timing
 from axonn_ext.calibrate.shapes import is_size
 from axonn_ext.calibrate.this_machine import describe_machine
 from axonn_ext.terminal.arguments import whole
-from axonn_ext.terminal.errors import UserError, refuse_extra
+from axonn_ext.terminal.console import Console
+from axonn_ext.terminal.errors import UserError
 from axonn_ext.terminal.files import check_writable
-from axonn_ext.terminal.rows import RowsFile
+from axonn_ext.terminal.rows import Column, RowsFile, RowsTable
 
 LINK = "emulated: pinned host memory over the host's bus, by the copy engine"
 NUM_SHARDS = 4  # one of them is the GPU's own
@@ -35,6 +37,16 @@ CALLS = 20
 WARM_UP_CALLS = 5
 MAX_DIFFERENCE = 2 * torch.finfo(torch.bfloat16).eps
 LEAST_OVERLAP = 0.9  # the overlap efficiency at which "fused" aims
+COLUMNS = (
+    Column("M,N,K", 17, is_number=True),
+    Column("algorithm"),
+    *(
+        Column(title, is_number=True)
+        for title in (
+            "chunks", "gemm us", "copy us", "in turn us", "overlapped us", "link GB/s", "overlap"
+        )
+    ),
+)  # fmt: skip
 DESCRIPTION = """\
 On one GPU: A [M, K], in bf16, is gathered from four shards, one of them on the GPU, three in pinned
 host memory, while it is multiplied with B [K, N]: by "chunked", which copies and multiplies in
@@ -70,6 +82,18 @@ class LinkRow:
     link_gbps: float
     overlap_efficiency: float
     max_difference: float  # relative, between the overlapped result and that of the whole matmul
+
+    def cells(self) -> tuple[str, ...]:
+        """Returns the row's cells below COLUMNS."""
+        times = (self.gemm_us, self.copy_us, self.sequential_us, self.overlapped_us)
+        return (
+            ",".join(map(str, self.shape.values())),
+            self.algorithm,
+            str(self.chunks),
+            *(f"{us:,.0f}" for us in times),
+            f"{self.link_gbps:.1f}",
+            f"{self.overlap_efficiency:.0%}",
+        )
 
 
 @dataclass(frozen=True)
@@ -243,29 +267,64 @@ def parse_sizes(option: str, text: str) -> tuple[int, int, int]:
     return m, n, k
 
 
+class KernelRow(Protocol):
+    """A row of a benchmark of kernels: a dataclass."""
+
+    @property
+    def max_difference(self) -> float:
+        """The difference from torch's result, relative to its largest element."""
+
+    def cells(self) -> tuple[str, ...]:
+        """Returns the row's cells of the table."""
+
+
+class Sentence(Protocol):
+    """A line of a summary: a dataclass."""
+
+    def sentence(self) -> str: ...
+
+
+K = TypeVar("K", bound=KernelRow)
+
+
+def show_rows(
+    path: Path | None, columns: Sequence[Column], groups: Iterable[Sequence[K]],
+    summarize: Callable[[Sequence[K]], Sequence[Sentence]],
+) -> int:  # fmt: skip
+    """Shows rows and writes them to --json as they come, then what summarizes them.
+
+    Returns the command's status: 1 if a result is wrong. A matmul may add in another order than
+    torch's, or than the whole one, so results may differ by two roundings.
+    """
+    machine = describe_machine(threads=torch.get_num_threads(), device="cuda")
+    table, rows = RowsTable(Console(), columns), list[K]()
+    with RowsFile("--json", path) as file:
+        for group in groups:
+            for row in group:
+                table.add(row.cells())
+            rows += group
+            file.write(content_of(machine, rows, summarize(rows)))
+    for line in summarize(rows):
+        print(line.sentence())
+    return 0 if max(row.max_difference for row in rows) <= MAX_DIFFERENCE else 1
+
+
 def add_parser(benchmarks: argparse._SubParsersAction[Any]) -> None:
     """Adds the subcommand."""
-    parser = benchmarks.add_parser(
-        "link-overlap", help="a chunked copy over an emulated link, behind a matmul, on one GPU",
-        description=DESCRIPTION, epilog=EPILOG, allow_abbrev=False,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+    parser = new_parser(
+        benchmarks, "link-overlap", run=run, description=DESCRIPTION, epilog=EPILOG,
+        summary="a chunked copy over an emulated link, behind a matmul, on one GPU",
     )  # fmt: skip
-    parser.add_argument("--shape", nargs="+", default=["8192,8192,8192"], metavar="M,N,K",
-                        help="(default: 8192,8192,8192)")  # fmt: skip
-    parser.add_argument("--chunks", type=whole(), nargs="+", default=[1, 2, 4, 8], metavar="N",
-                        help="(default: 1 2 4 8)")  # fmt: skip
-    parser.add_argument(
-        "--json",
-        type=Path,
-        metavar="FILE",
-        help="write machine and rows to a file, after each shape",
-    )
-    parser.set_defaults(run=run)
+    add = parser.add_argument
+    add("--shape", nargs="+", default=["8192,8192,8192"], metavar="M,N,K",
+        help="(default: 8192,8192,8192)")  # fmt: skip
+    add("--chunks", type=whole(), nargs="+", default=[1, 2, 4, 8], metavar="N",
+        help="(default: 1 2 4 8)")  # fmt: skip
+    add_json(parser, ", after each shape")
 
 
-def run(args: argparse.Namespace, extra: Sequence[str]) -> int:
+def run(args: argparse.Namespace) -> int:
     """Runs the command; raises UserError for a mistake of the user."""
-    refuse_extra("bench link-overlap", extra)
     shapes = list(dict.fromkeys(parse_sizes("--shape", text) for text in args.shape))
     for m, _, _ in shapes:
         if m % NUM_SHARDS:
@@ -275,28 +334,6 @@ def run(args: argparse.Namespace, extra: Sequence[str]) -> int:
     check_writable("--json", args.json)
     if not torch.cuda.is_available():
         raise UserError("link-overlap needs a GPU: torch sees no GPU here")
-    rows: list[LinkRow] = []
-    machine = describe_machine(threads=torch.get_num_threads(), device="cuda")
-    with RowsFile("--json", args.json) as file:
-        for shape in shapes:
-            found = measure_link(*shape, args.chunks)
-            _show(found)
-            rows += found
-            file.write(content_of(machine, rows, summarize(rows)))
-    for line in summarize(rows):
-        print(line.sentence())
-    # The matmul of a chunk may add in another order than the whole one, so results may differ by
-    # two roundings to bf16.
-    return 0 if max(row.max_difference for row in rows) <= MAX_DIFFERENCE else 1
-
-
-def _show(rows: Sequence[LinkRow]) -> None:
-    """Prints the rows of one shape."""
-    sizes = ",".join(map(str, rows[0].shape.values()))
-    print(f"link-overlap  M,N,K = {sizes}  bf16; link {LINK}")
-    print(f"{'algorithm':<10} {'chunks':>8} {'gemm us':>10} {'copy us':>10} {'in turn us':>11} "
-          f"{'overlapped us':>14} {'link GB/s':>10} {'overlap':>8}")  # fmt: skip
-    for row in rows:
-        print(f"{row.algorithm:<10} {row.chunks:>8} {row.gemm_us:>10,.0f} {row.copy_us:>10,.0f} "
-              f"{row.sequential_us:>11,.0f} {row.overlapped_us:>14,.0f} {row.link_gbps:>10.1f} "
-              f"{row.overlap_efficiency:>8.0%}", flush=True)  # fmt: skip
+    print(f"bf16; link {LINK}")
+    groups = (measure_link(*shape, args.chunks) for shape in shapes)
+    return show_rows(args.json, COLUMNS, groups, summarize)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from axonn_ext.bench.results import Json, write_json
+import rich.console
+
+from axonn_ext.bench.results import Json
 from axonn_ext.launch.place import Process
 from axonn_ext.terminal.console import Console, plain_table, print_table, say
 from axonn_ext.terminal.files import check_picture, check_writable, writing
@@ -18,17 +20,17 @@ NOISY = 0.1  # if the middle half exceeds this share of the median, small differ
 def check_outputs(args: argparse.Namespace) -> None:
     """Raises UserError for a --json or a --plot that cannot be written."""
     check_writable("--json", args.json)
-    check_picture("--plot", args.plot)
+    check_picture("--plot", getattr(args, "plot", None))
 
 
 def print_titled(
-    console: Console,
+    console: rich.console.Console,
     title: str,
     columns: Sequence[str],
-    rows: Sequence[tuple[Sequence[str], bool]],
+    rows: Sequence[tuple[Sequence[str], str]],
     notes: Sequence[str],
 ) -> None:
-    """Prints a table with a title above and notes below. rows: cells, and whether they are right.
+    """Prints a table with a title above and notes below. rows: cells, and their style.
 
     The first column has names, and the others have numbers.
     """
@@ -36,22 +38,36 @@ def print_titled(
     table = plain_table()
     for column in columns:
         table.add_column(column, justify="right" if column else "left", no_wrap=True)
-    for cells, is_right in rows:
-        table.add_row(*cells, style="" if is_right else "bold red")
+    for cells, style in rows:
+        table.add_row(*cells, style=style)
     print_table(console, table)
     for note in notes:
         say(console, note)
     say(console, "")
 
 
-def noisy(names: Sequence[str]) -> list[str]:
-    """Returns a caution about systems whose middle half is above NOISY of their median, if any."""
+def style_of(*, correct: bool) -> str:
+    """Returns the style of a row of a table."""
+    return "" if correct else "bold red"
+
+
+def noisy(systems: Iterable[tuple[str, float | None, float | None]]) -> list[str]:
+    """Returns a caution about those whose middle half is above NOISY of their median, if any.
+
+    systems: names, medians, and widths of the middle half; those without a time are left out.
+    """
+    names = [name for name, median, spread in systems if median and (spread or 0) > NOISY * median]
     if not names:
         return []
     return [
         f"noisy ({', '.join(names)}): a spread is above {NOISY:.0%} of its median; quieten the "
         "machine or raise --rounds before small differences are believed"
     ]
+
+
+def exit_status(rows: Iterable[Any]) -> int:
+    """Returns 1 if a row has a `problem`, else 0."""
+    return 1 if any(row.problem for row in rows) else 0
 
 
 def threads(count: int) -> str:
@@ -66,27 +82,15 @@ def dots(console: Console, here: Process) -> Callable[[], None]:
     return lambda: console.print(".", end="", style="dim")
 
 
-def write_files(
-    args: argparse.Namespace,
-    console: Console,
-    *,
-    machine: Json,
-    rows: Sequence[Any],
-    summary: Sequence[Any] | None = None,
-    draw: Callable[[Path], None],
+def write_plot(
+    args: argparse.Namespace, console: Console, *, draw: Callable[[Path], None] | None
 ) -> None:
-    """Writes what --json and --plot ask for, and says so. rows, summary: dataclasses."""
-    if args.json is not None:
-        write_json(args.json, machine, rows, summary)
-    write_plot(args, console, draw=draw)
-
-
-def write_plot(args: argparse.Namespace, console: Console, *, draw: Callable[[Path], None]) -> None:
     """Writes what --plot asks for, and says what --json and --plot have written."""
-    if args.plot is not None:
-        with writing("--plot", args.plot):
-            draw(args.plot)
-    written = [str(path) for path in (args.json, args.plot) if path is not None]
+    plot = getattr(args, "plot", None)
+    if plot is not None and draw is not None:
+        with writing("--plot", plot):
+            draw(plot)
+    written = [str(path) for path in (args.json, plot) if path is not None]
     if written:
         say(console, f"written: {', '.join(written)}", style="dim")
 

@@ -1,20 +1,25 @@
-"""Prints rows on a terminal."""
+"""Shows rows: as tables on a terminal, and as a chart."""
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
 
-from rich.console import Console, Group
-from rich.table import Table
-from rich.text import Text
+import rich.console
 
-from axonn_ext.bench.output import NOISY, threads
-from axonn_ext.bench.results import Row
+from axonn_ext.bench import charts, symm_mem
+from axonn_ext.bench.benchmark import number
+from axonn_ext.bench.output import noisy, print_titled, style_of, threads
+from axonn_ext.bench.results import Row, grouped, title
 from axonn_ext.spec.grid import GridShape
-from axonn_ext.terminal.console import print_table
+from axonn_ext.terminal.console import say
 
-_COLUMNS = (
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.lines import Line2D
+
+COLUMNS = (
     "", "median", "spread", "min", "x floor", "speedup", "hidden", "overlap", "error"
 )  # fmt: skip
 LEGEND = (
@@ -24,54 +29,40 @@ LEGEND = (
 )
 
 
-def print_group(console: Console, group: Sequence[Row], *, cores: int = 0, gpus: int = 0) -> None:
+def print_group(
+    console: rich.console.Console, group: Sequence[Row], *, cores: int = 0, gpus: int = 0
+) -> None:
     """Prints the table of an op, grid and shape, and notes about it.
 
     cores, gpus: how many the ranks had of the kind on which they ran; 0 for the other kind.
     """
-    print_table(console, _table(group))
-    console.print(Group(*_notes(group, cores=cores, gpus=gpus), Text("")))
+    first = group[0]
+    alone = (
+        ("compute alone", first.floor_us, first.floor_iqr_us),
+        ("collective alone", first.collective_us, first.collective_iqr_us),
+    )
+    lines: list[tuple[Sequence[str], str]] = [
+        ((label, microseconds(median), microseconds(spread)), "cyan")
+        for label, median, spread in alone
+        if median is not None
+    ]
+    lines += [(_cells(row), style_of(correct=row.correct)) for row in group]
+    notes = [_finding(group), *(_wrong(row) for row in group if not row.correct)]
+    print_titled(
+        console, title(first), COLUMNS, lines, [*notes, *_cautions(group, cores=cores, gpus=gpus)]
+    )
 
 
-def print_legend(console: Console, rows: Sequence[Row]) -> None:
+def print_legend(console: rich.console.Console, rows: Sequence[Row]) -> None:
     """Prints what the columns of the tables mean."""
     batches = ", ".join(str(n) for n in sorted({row.batches for row in rows}))
-    console.print(LEGEND.format(batches=batches), style="dim", highlight=False, markup=False)
-
-
-def grouped(rows: Sequence[Row]) -> list[list[Row]]:
-    """Returns the rows in groups of one op, grid and shape, which were measured together."""
-    return [list(group) for _, group in itertools.groupby(rows, key=title)]
-
-
-def title(row: Row) -> str:
-    """Returns a title that says what the group of the row measured."""
-    names, sizes = ",".join(row.shape), ",".join(str(size) for size in row.shape.values())
-    options = "".join(f", {value}" for value in row.options.values())
-    return f"{row.op}  {GridShape(**row.grid).short()}  {names} = {sizes}  {row.dtype}{options}"
+    say(console, LEGEND.format(batches=batches), style="dim")
 
 
 def microseconds(value: float | None) -> str:
     if value is None:
         return "-"
     return f"{value:,.1f}" if value < 100 else f"{value:,.0f}"
-
-
-def _table(group: Sequence[Row]) -> Table:
-    first = group[0]
-    table = Table(title=title(first), title_justify="left", title_style="bold", box=None,
-                  header_style="dim", pad_edge=False, padding=(0, 1))  # fmt: skip
-    for column in _COLUMNS:
-        table.add_column(column, justify="right" if column else "left", no_wrap=True)
-    for label, median, spread in (
-        ("compute alone", first.floor_us, first.floor_iqr_us),
-        ("collective alone", first.collective_us, first.collective_iqr_us),
-    ):
-        if median is not None:
-            table.add_row(label, microseconds(median), microseconds(spread), style="cyan")
-    for row in group:
-        table.add_row(*_cells(row), style="" if row.correct else "bold red")
-    return table
 
 
 def _cells(row: Row) -> tuple[str, ...]:
@@ -83,20 +74,12 @@ def _cells(row: Row) -> tuple[str, ...]:
         microseconds(row.median_us),
         microseconds(row.iqr_us),
         microseconds(row.min_us),
-        _number(row.ratio_to_floor),
-        _number(row.speedup),
+        number(row.ratio_to_floor),
+        number(row.speedup),
         _percent(row.hidden_share),
         _percent(row.overlap_efficiency),
         error,
     )
-
-
-def _notes(group: Sequence[Row], *, cores: int, gpus: int) -> list[Text]:
-    """Returns notes on the table."""
-    notes = [Text(_finding(group))]
-    notes += [Text(_wrong(row), style="red") for row in group if not row.correct]
-    notes += [Text(text, style="yellow") for text in _cautions(group, cores=cores, gpus=gpus)]
-    return notes
 
 
 def _wrong(row: Row) -> str:
@@ -123,11 +106,8 @@ def _cautions(group: Sequence[Row], *, cores: int, gpus: int) -> list[str]:
         )
     timed = {row.algorithm: (row.median_us, row.iqr_us or 0.0) for row in group if row.median_us}
     floor = (first.floor_us, first.floor_iqr_us)
-    if any(spread > NOISY * median for median, spread in (floor, *timed.values())):
-        cautions.append(
-            f"noisy: a spread is above {NOISY:.0%} of its median; quieten the machine or raise "
-            "--rounds before small differences are believed"
-        )
+    times = {"compute alone": floor, **timed}
+    cautions += noisy((name, median, spread) for name, (median, spread) in times.items())
     baseline = timed.get("sequential")
     if baseline is not None and baseline[0] - floor[0] < max(baseline[1], floor[1]):
         cautions.append("sequential is within its spread of the floor: hidden shares mean nothing")
@@ -140,21 +120,106 @@ def _finding(group: Sequence[Row]) -> str:
     if not timed:
         return "no algorithm had a right result"
     best = min(timed.values(), key=lambda row: row.median_us or 0.0)
-    text = f"fastest: {best.algorithm}, {_number(best.ratio_to_floor)} x compute alone"
+    text = f"fastest: {best.algorithm}, {number(best.ratio_to_floor)} x compute alone"
     if "sequential" not in timed:
         return text + "; without sequential there is no speedup and no hidden share"
     if best.algorithm != "sequential":
-        text += f", {_number(best.speedup)} x as fast as sequential"
+        text += f", {number(best.speedup)} x as fast as sequential"
         if best.hidden_share is not None:
             text += f", hiding {best.hidden_share:.0%} of what that adds to the floor"
     return text
-
-
-def _number(value: float | None) -> str:
-    return "-" if value is None else f"{value:.2f}"
 
 
 def _percent(value: float | None) -> str:
     if value is None:
         return "-"
     return f"{value:.0%}" if abs(value) < 10 else f"{'<-' if value < 0 else '>'}999%"
+
+
+# --- The chart -----------------------------------------------------------------------------------
+
+
+_COLORS = {
+    "sequential": charts.GREY, "chunked": charts.ORANGE, "fused": charts.BLUE,
+    "auto": charts.GREEN, symm_mem.NAME: "#9333ea",
+}  # fmt: skip
+_BAR_INCHES = 0.42
+_HEAD_INCHES, _PANEL_INCHES = 1.09, 4.11
+_MAX_GROUPS = 14  # groups side by side; more groups go into panels below
+
+
+def plot_rows(rows: Sequence[Row], subtitle: str, path: Path) -> None:
+    """Draws bars of time over that of computation alone, in groups of op, grid and shape.
+
+    A bar is labelled with its time, and its whisker is the middle half of the batches. A wrong
+    result has no bar. The ending of the file's name decides the format.
+    """
+    groups = grouped(rows)
+    panels = [groups[i : i + _MAX_GROUPS] for i in range(0, len(groups), _MAX_GROUPS)]
+    algorithms = list(dict.fromkeys(row.algorithm for row in rows))
+    pitch = len(algorithms) + 1
+    width = max(7.2, 1.6 + _BAR_INCHES * pitch * len(panels[0]))
+    height = _HEAD_INCHES + _PANEL_INCHES * len(panels)
+    left, right = 0.85 / width, 1 - 0.25 / width
+    figure = charts.new_figure((width, height), _title(rows), subtitle, left=left)
+    several = len({row.op for row in rows}) > 1
+    for place, panel in enumerate(panels):
+        bottom = (_PANEL_INCHES * (len(panels) - 1 - place) + 0.83) / height
+        axes = figure.add_axes((left, bottom, right - left, 3.28 / height))
+        axes.set_xlim(-1, len(panels[0]) * pitch - 1)  # bars have the same width in all panels
+        floor = _draw_panel(axes, panel, algorithms, names_op=several)
+        axes.set_xlabel(f"grid; {', '.join(rows[0].shape)}", color=charts.INK, fontsize=9)
+    handles = [*charts.patches({name: _COLORS[name] for name in algorithms}), floor]
+    charts.add_legend(figure, handles, left=left, inches=0.65)
+    figure.savefig(path)
+
+
+def _draw_panel(
+    axes: Axes, groups: Sequence[Sequence[Row]], algorithms: Sequence[str], *, names_op: bool
+) -> Line2D:
+    """Draws a row of groups of bars; returns the line of the floor, for the legend."""
+    pitch = len(algorithms) + 1
+    tops = [1.0]
+    for place, group in enumerate(groups):
+        for row in group:
+            tops.append(_draw_bar(axes, row, place * pitch + algorithms.index(row.algorithm)))
+    axes.set_ylim(0, 1.25 * max(tops))  # leaves room for the labels of the bars
+    middle = (len(algorithms) - 1) / 2
+    labels = _labels(groups, names_op=names_op)
+    charts.styled(axes, "time / compute alone").set_xticks(
+        [i * pitch + middle for i in range(len(groups))], labels, fontsize=8
+    )
+    return axes.axhline(1.0, color=charts.RED, linewidth=1.4, linestyle="--", label="compute alone")
+
+
+def _draw_bar(axes: Axes, row: Row, x: float) -> float:
+    """Draws one algorithm's bar with its time, or a note instead; returns its height."""
+    text, height, reach = "wrong result", 0.0, 0.0
+    if row.median_us is not None and row.iqr_us is not None and row.ratio_to_floor is not None:
+        text, height = _time(row.median_us), row.ratio_to_floor
+        reach = row.iqr_us / row.floor_us / 2
+    color = _COLORS[row.algorithm]
+    charts.draw_bar(axes, x, height, text, color=color, reach=reach, upright=True)
+    return height + reach
+
+
+def _title(rows: Sequence[Row]) -> str:
+    names = ", ".join(dict.fromkeys(row.op for row in rows))
+    options = dict.fromkeys(", ".join((row.dtype, *row.options.values())) for row in rows)
+    return f"{names}, {'; '.join(options)}"
+
+
+def _labels(groups: Sequence[Sequence[Row]], *, names_op: bool) -> list[str]:
+    return [
+        (f"{group[0].op} " if names_op else "")
+        + f"{GridShape(**group[0].grid).short()}\n"
+        + ", ".join(map(str, group[0].shape.values()))
+        for group in groups
+    ]
+
+
+def _time(us: float) -> str:
+    for limit, scale, unit in ((1e3, 1.0, "us"), (1e6, 1e-3, "ms")):
+        if us < limit:
+            return f"{us * scale:.3g} {unit}"
+    return f"{us * 1e-6:.3g} s"

@@ -5,12 +5,11 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from axonn_ext.bench import command, fused_gemm, link_overlap
-from axonn_ext.bench.loss import command as loss
-from axonn_ext.bench.ops import command as ops
-from axonn_ext.bench.optimizer import command as optimizer
+from axonn_ext.bench import command, fused_gemm, link_overlap, ranking
+from axonn_ext.bench.loss import LOSS
+from axonn_ext.bench.ops import OPS
+from axonn_ext.bench.optimizer import OPTIMIZER
 from axonn_ext.bench.pipeline import command as pipeline
-from axonn_ext.bench.ranking import command as ranking
 from axonn_ext.bench.train import command as train
 from axonn_ext.calibrate import command as links
 
@@ -32,9 +31,9 @@ examples:
   axonn-ext bench optimizer --threads 0
 """
 
-# Each module has add_parser(benchmarks), which adds its subcommands with `run` as their default.
+# Each has add_parser(benchmarks), which adds its subcommands with `run` as their default.
 BENCHMARKS = (
-    command, fused_gemm, link_overlap, links, loss, ops, optimizer, pipeline, ranking, train
+    command, fused_gemm, link_overlap, links, LOSS, OPS, OPTIMIZER, pipeline, ranking, train
 )  # fmt: skip
 
 

@@ -20,12 +20,10 @@ from torch.profiler import ProfilerActivity, profile
 
 from axonn_ext import GridShape
 from axonn_ext.bench.case import Case, Spec
-from axonn_ext.bench.plot import plot_rows
 from axonn_ext.bench.reference import Expected, Outputs, Whole, expected_product, judge, round_off
-from axonn_ext.bench.report import print_group
-from axonn_ext.bench.results import Ratios, Row, read_rows, write_json
-from axonn_ext.bench.run import NUM_WARM_UP_CALLS, run_case
-from axonn_ext.bench.worker import build_case
+from axonn_ext.bench.report import plot_rows, print_group
+from axonn_ext.bench.results import Ratios, Row, content_of, read_rows
+from axonn_ext.bench.run import NUM_WARM_UP_CALLS, build_case, run_case
 from axonn_ext.calibrate.measure import Ranks, measure
 from axonn_ext.calibrate.shapes import (
     OPS,
@@ -33,6 +31,7 @@ from axonn_ext.calibrate.shapes import (
     GemmShape,
     Shape,
 )
+from axonn_ext.terminal.rows import RowsFile
 from grids import grid_of
 
 PNG = b"\x89PNG\r\n\x1a\n"
@@ -167,9 +166,9 @@ def test_a_wrong_result_shows(tmp_path: Path) -> None:
     assert "fastest: sequential, 2.00 x compute alone\n" in text
     assert "2 ranks of 1 thread share 1 cores" in text
     assert "noisy" in text, "3 is more than a tenth of 20"
-    plot_rows([right, wrong], tmp_path / "chart.png", subtitle="a machine")
+    plot_rows([right, wrong], "a machine", tmp_path / "chart.png")
     assert (tmp_path / "chart.png").read_bytes().startswith(PNG)
-    write_json(tmp_path / "rows.json", {}, [right, wrong])
+    RowsFile("--json", tmp_path / "rows.json").write(content_of({}, [right, wrong]))
     assert read_rows(tmp_path / "rows.json") == [right, wrong]
 
 

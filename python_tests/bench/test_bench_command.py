@@ -14,9 +14,8 @@ from axonn_ext import GridShape, ops
 from axonn_ext.bench.case import Spec
 from axonn_ext.bench.command import BASELINES
 from axonn_ext.bench.reference import judge
-from axonn_ext.bench.results import Row
-from axonn_ext.bench.summary import Comparison
-from axonn_ext.bench.worker import build_case
+from axonn_ext.bench.results import Comparison, Row
+from axonn_ext.bench.run import build_case
 from axonn_ext.calibrate.measure import Ranks
 from axonn_ext.calibrate.shapes import (
     ALL_GEMM_OPS,

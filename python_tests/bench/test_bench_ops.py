@@ -12,8 +12,8 @@ import torch
 import torch.distributed as dist
 
 from axonn_ext import Grid
-from axonn_ext.bench.ops import command
-from axonn_ext.bench.ops.cases import (
+from axonn_ext.bench.ops import OPS, OpRow, run_case
+from axonn_ext.bench.ops_cases import (
     CASES,
     OURS,
     TORCH,
@@ -22,7 +22,6 @@ from axonn_ext.bench.ops.cases import (
     moments_problem,
     sum_problem,
 )
-from axonn_ext.bench.ops.run import OpRow, run_case
 from axonn_ext.cli.main import main
 
 SMALL = Sizes(elements=70_000, slots=4, rows=8, vocab=500, dtype="bf16", device="cpu")
@@ -42,7 +41,7 @@ def grid() -> Iterator[Grid]:
 # --- What is right -------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("dtype", command.OF_FLOATS)
+@pytest.mark.parametrize("dtype", OPS.dtypes)
 @pytest.mark.parametrize("op", CASES)
 def test_every_way_is_right(grid: Grid, op: str, dtype: str) -> None:
     case = CASES[op](dataclasses.replace(SMALL, dtype=dtype), grid)
@@ -118,20 +117,21 @@ def test_a_wrong_way_gets_no_time(grid: Grid) -> None:
     )
     assert wrong.median_us is wrong.iqr_us is wrong.ratio_to_floor is wrong.speedup is None
     assert right.median_us is not None and right.speedup == 1.0
-    assert command.cells(wrong)[4:8] == ("wrong", "-", "-", "-")
-    assert command.notes([wrong, right])[0] == "reduce of axonn_ext gets no time: it is off"
+    assert OPS.cells(wrong)[4:8] == ["wrong", "-", "-", "-"]
+    assert OPS.notes([wrong, right])[0] == "reduce of axonn_ext gets no time: it is off"
 
 
 def test_noise_is_named() -> None:
     calm = OpRow(
-        "reduce", "cpu", "bf16", {"W": 1, "N": 1}, OURS, "", 100.0, 9.0, 95.0, 10_000, 1.0, 10.0,
-        10.0, 2.0, 30, 1,
+        op="reduce", device="cpu", dtype="bf16", shape={"W": 1, "N": 1}, system=OURS, problem="",
+        median_us=100.0, iqr_us=9.0, min_us=95.0, moved_bytes=10_000, copy_gbps=1.0, floor_us=10.0,
+        ratio_to_floor=10.0, speedup=2.0, rounds=30, threads=1,
     )  # fmt: skip
-    assert command.notes([calm]) == []
-    (note,) = command.notes([calm, dataclasses.replace(calm, iqr_us=11.0, system=TORCH)])
+    assert OPS.notes([calm]) == []
+    (note,) = OPS.notes([calm, dataclasses.replace(calm, iqr_us=11.0, system=TORCH)])
     assert note.startswith("noisy (reduce of torch)")
-    assert command.cells(calm) == ("reduce", "bf16", "W=1,N=1", "axonn_ext", "100.0", "9.0", "95.0",
-                                   "0.1", "1.0", "10.00", "2.00")  # fmt: skip
+    assert OPS.cells(calm) == ["reduce", "bf16", "W=1,N=1", "axonn_ext", "100.0", "9.0", "95.0",
+                               "0.1", "1.0", "10.00", "2.00"]  # fmt: skip
 
 
 # --- The command ---------------------------------------------------------------------------------
@@ -159,7 +159,7 @@ def test_what_was_known_before_a_failure_is_written(
     def fails(sizes: Sizes, grid: Grid) -> OpCase:
         raise RuntimeError("out of luck")
 
-    monkeypatch.setitem(command.CASES, "loss", fails)
+    monkeypatch.setitem(CASES, "loss", fails)
     path = tmp_path / "ops.json"
     options = ["--op", "reduce", "loss", "--json", str(path)]
     assert main(["bench", "ops", *SMALL_OPTIONS, *options]) == 1

@@ -11,11 +11,9 @@ from unittest import mock
 import pytest
 import torch
 
-from axonn_ext.bench.optimizer import systems
-from axonn_ext.bench.optimizer.report import cautions
-from axonn_ext.bench.optimizer.results import OptimizerRow
-from axonn_ext.bench.optimizer.run import run_case
-from axonn_ext.bench.optimizer.systems import CPU, DEVICE, DISK, SYSTEMS, TORCH, Case, System
+from axonn_ext.bench import optimizer_systems as systems
+from axonn_ext.bench.optimizer import OPTIMIZER, OptimizerRow, run_case
+from axonn_ext.bench.optimizer_systems import CPU, DEVICE, DISK, SYSTEMS, TORCH, Case, System
 from commands import AXONN, run
 
 pytestmark = pytest.mark.long
@@ -45,7 +43,7 @@ def rows_of(
 
         return dataclasses.replace(system, weights=weights)
 
-    with mock.patch("axonn_ext.bench.optimizer.run.build", broken_build):
+    with mock.patch("axonn_ext.bench.optimizer.build", broken_build):
         return run_case(Case(elements, dtype, "cpu", BUCKET, Path(folder)), rounds=2)
 
 
@@ -78,7 +76,7 @@ def test_other_bits_get_no_time(pool, tmp_path, broken):
     (rows,) = pool(1).run(rows_of, str(tmp_path), "bf16", broken)
     wrong = {row.system: row for row in rows}[CPU]
     assert not wrong.correct and wrong.median_us is wrong.vs_torch is wrong.ratio_to_floor is None
-    assert "cpu is wrong and gets no time" in cautions(rows)[0]
+    assert "cpu gets no time: after a few steps" in OPTIMIZER.notes(rows)[0]
     assert all(row.correct and row.median_us for row in rows if row is not wrong)
 
 

@@ -16,7 +16,9 @@ from rich.console import Console
 from torch import nn
 
 from axonn_ext import GridShape
-from axonn_ext.bench.pipeline import command, plot, report, run, stages
+from axonn_ext.bench.launched import from_json, from_plain, to_json
+from axonn_ext.bench.output import exit_status
+from axonn_ext.bench.pipeline import command, report, run, systems
 from axonn_ext.bench.pipeline.plan import CASES, CaseSpec, Plan
 from axonn_ext.bench.pipeline.results import (
     Row,
@@ -24,11 +26,16 @@ from axonn_ext.bench.pipeline.results import (
     Use,
     lines_of,
     make_row,
-    row_from_values,
     simulated_seconds,
 )
-from axonn_ext.bench.pipeline.stages import Delays, EmulatedLayer, Sleeper, peaks
-from axonn_ext.bench.pipeline.systems import System, build_ours
+from axonn_ext.bench.pipeline.systems import (
+    Delays,
+    EmulatedLayer,
+    Sleeper,
+    System,
+    build_ours,
+    peaks,
+)
 from axonn_ext.cli.main import Parser
 from axonn_ext.spec.pipeline import fixed_order
 from axonn_ext.spec.pipeline_simulator import StageTimes
@@ -75,7 +82,7 @@ class Clock:
 
 def test_what_a_sleep_took_too_long_the_next_one_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
     clock, sleeper = Clock(late=0.25), Sleeper()
-    monkeypatch.setattr(stages, "time", clock)
+    monkeypatch.setattr(systems, "time", clock)
     for ends in (1.25, 2.25, 3.25):
         sleeper.sleep(1.0)
         assert clock.now == ends
@@ -136,7 +143,7 @@ def test_every_schedule_has_right_gradients_and_times(pool) -> None:
     assert by_name["1f1b"].use.deferred == (0, 0) and by_name["1f1b"].ratio_to_1f1b == 1.0
     kinds = [span.kind for span in by_name["zero_bubble"].timeline[1]]
     assert sorted(kinds) == ["backward"] * 4 + ["forward"] * 4 + ["weight"] * 4
-    assert row_from_values(json.loads(json.dumps(dataclasses.asdict(rows[0])))) == rows[0]
+    assert from_json(Row, to_json(rows[0])) == rows[0]
 
 
 def build_wrongly(*arguments: Any) -> System:
@@ -165,7 +172,7 @@ def test_wrong_gradients_get_no_time(pool) -> None:
         assert fine.problem is None and fine.median_s is not None
         assert wrong.problem is not None and "wrong gradients: error 1.0e-02" in wrong.problem
         assert wrong.median_s is wrong.ratio_to_1f1b is wrong.use is None
-        assert report.exit_status(rows) == 1 and report.exit_status([fine]) == 0
+        assert exit_status(rows) == 1 and exit_status([fine]) == 0
 
 
 @pytest.mark.slow
@@ -212,7 +219,7 @@ def test_lines_compare_the_same_rounds(tmp_path: Path) -> None:
     assert "pipe=2, 4 micro-batches, emulated stages: sleeps of 4 + 4 + 4 ms" in text
     assert "messages late by 20% of it in the mean" in text
     assert "message_driven-whole takes 0.800 x 1f1b" in text and "does not hold" in text
-    plot.plot_rows(rows, tmp_path / "a.png", subtitle="made up")
+    report.plot_rows(rows, "made up", tmp_path / "a.png")
     assert (tmp_path / "a.png").stat().st_size > 10_000
 
 
@@ -240,7 +247,7 @@ def test_the_default_plan_is_the_documented_one() -> None:
     assert (plan.grid, plan.micro_batches, plan.rounds) == (GridShape(pipe=4), 16, 10)
     assert (plan.stage_ms, plan.delays) == ((20.0, 20.0, 20.0), (0.0, 0.2))
     assert [case.name for case in plan.cases] == list(CASES)
-    assert Plan.from_json(plan.to_json()) == plan
+    assert from_json(Plan, to_json(plan)) == plan
     # What the sizes do not allow is left out unless it is asked for.
     plan = command.make_plan(arguments("--grid", "pipe=4,x=2", "--micro-batches", "6"))
     left = set(CASES) - {"interleaved", "torch-1f1b", "torch-zero_bubble"}
@@ -279,7 +286,7 @@ def test_the_command_writes(tmp_path: Path) -> None:
     assert done.status == 0, done.output
     content = json.loads(table.read_text())
     assert content["machine"]["torch"] == torch.__version__
-    rows = [row_from_values(row) for row in content["rows"]]
+    rows = from_plain(list[Row], content["rows"])
     assert [field.name for field in dataclasses.fields(Row)] == list(content["rows"][0])
     assert len(rows) == 3 + 3 and all(row.median_s for row in rows)
     assert "stages emulated: a stage's times are sleeps" in done.output

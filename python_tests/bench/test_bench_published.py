@@ -21,11 +21,10 @@ from axonn_ext.bench.fused_gemm import GemmRow, summarize
 from axonn_ext.bench.fused_gemm import parse_shapes as parse_gemm_shapes
 from axonn_ext.bench.link_overlap import LinkRow
 from axonn_ext.bench.link_overlap import summarize as summarize_links
-from axonn_ext.bench.plot import plot_rows
 from axonn_ext.bench.reference import judge
-from axonn_ext.bench.results import write_json
-from axonn_ext.bench.summary import compare
-from axonn_ext.bench.worker import Plan, build_case
+from axonn_ext.bench.report import plot_rows
+from axonn_ext.bench.results import compare, content_of
+from axonn_ext.bench.run import Plan, build_case
 from axonn_ext.calibrate.measure import Ranks
 from axonn_ext.calibrate.shapes import (
     GEMM_OPS,
@@ -37,6 +36,7 @@ from axonn_ext.calibrate.shapes import (
 )
 from axonn_ext.grid import AxisGroup
 from axonn_ext.terminal.errors import UserError
+from axonn_ext.terminal.rows import RowsFile
 from bench_rows import row_of
 from grids import grid_of
 
@@ -199,7 +199,7 @@ def test_auto_is_compared_over_all_shapes(tmp_path: Path) -> None:
     assert reduced.slower == ("M,N,K = 64,8,8 on x=2",)
     assert "slower by more than 2% in 1: M,N,K = 64,8,8 on x=2" in reduced.sentence()
     assert compare([row for row in ROWS if row.algorithm != "auto"]) == []
-    write_json(tmp_path / "a.json", {}, ROWS, [gathered])
+    RowsFile("--json", tmp_path / "a.json").write(content_of({}, ROWS, [gathered]))
     assert json.loads((tmp_path / "a.json").read_text())["summary"] == [
         dataclasses.asdict(gathered) | {"slower": []}
     ]
@@ -209,7 +209,7 @@ def test_many_shapes_are_drawn_in_panels(tmp_path: Path) -> None:
     sizes = []
     for num_shapes in (5, 10):
         rows = [row_of(op, m, "auto", 2.0) for op in GEMM_OPS for m in range(1, num_shapes + 1)]
-        plot_rows(rows, tmp_path / "chart.png", subtitle="a machine")
+        plot_rows(rows, "a machine", tmp_path / "chart.png")
         sizes.append(struct.unpack(">II", (tmp_path / "chart.png").read_bytes()[16:24]))
     (wide, low), (as_wide, high) = sizes
     assert as_wide == wide and high > 1.3 * low, "30 shapes are one row of 14 more than 15"
@@ -221,12 +221,12 @@ def test_the_kernels_least_speeds() -> None:
         return GemmRow("gemm", shape, "bf16", "nn", 100.0, 100 * fused, 100 * fused * waiting,
                        fused, waiting, 0.0)  # fmt: skip
 
-    summary = summarize([row(64, 9.0, 9.0), row(2048, 1.02, 1.001), row(4096, 1.01, 1.005)])
-    assert summary is not None and summary.num_products == 2
+    (summary,) = summarize([row(64, 9.0, 9.0), row(2048, 1.02, 1.001), row(4096, 1.01, 1.005)])
+    assert summary.num_products == 2
     assert summary.least_of_torch == pytest.approx(1 / 1.02)
     assert summary.least_of_fused == pytest.approx(1 / 1.005)
     assert "0.980 of the speed of torch.mm (aim: 0.97)" in summary.sentence()
-    assert summarize([row(64, 1.0, 1.0)]) is None
+    assert summarize([row(64, 1.0, 1.0)]) == []
 
 
 def test_the_emulated_links_summary() -> None:

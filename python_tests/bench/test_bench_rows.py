@@ -100,7 +100,7 @@ def test_a_gpu_benchmark_that_fails_keeps_its_rows(
     """What needs a GPU is made up; the sixth measurement fails."""
     pretend_gpus(monkeypatch)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
-    monkeypatch.setattr(module, "describe_machine", lambda **given: {"gpu": "none"})
+    monkeypatch.setattr(link_overlap, "describe_machine", lambda **given: {"gpu": "none"})
     asked = []
 
     def measured(*given: Any) -> Any:

@@ -15,12 +15,22 @@ import torch.distributed as dist
 from rich.console import Console
 
 from axonn_ext import GridShape
-from axonn_ext.bench.results import write_json
-from axonn_ext.bench.train import command, options, plot, report
+from axonn_ext.bench.launched import from_json, from_plain, to_json
+from axonn_ext.bench.output import exit_status
+from axonn_ext.bench.results import content_of
+from axonn_ext.bench.train import command, options, report
 from axonn_ext.bench.train.check import LOSS_BOUND, Trace, compare
 from axonn_ext.bench.train.gpt import TorchGPT, load_whole
-from axonn_ext.bench.train.plan import BASELINES, STRONG, WEAK, Plan, SystemSpec, Workload
-from axonn_ext.bench.train.results import MemoryUse, Row, rows_from_values, rows_to_values
+from axonn_ext.bench.train.plan import (
+    BASELINES,
+    STRONG,
+    WEAK,
+    MemoryUse,
+    Plan,
+    Row,
+    SystemSpec,
+    Workload,
+)
 from axonn_ext.bench.train.run import peak_of, time_systems, try_systems
 from axonn_ext.bench.train.systems import (
     State,
@@ -33,6 +43,7 @@ from axonn_ext.calibrate.measure import Ranks
 from axonn_ext.cli.main import Parser
 from axonn_ext.models import ModelConfig, ParallelConfig
 from axonn_ext.terminal.errors import UserError
+from axonn_ext.terminal.rows import RowsFile
 from axonn_ext.train.auto_grid import known_machine_of_gpu, machine_of_gpu
 from commands import AXONN, run, torchrun
 
@@ -89,7 +100,7 @@ def test_other_ways_to_run_train_alike(pool):
     )
     divided = [SystemSpec("ours", GridShape(data=4), zero) for zero in (1, 2)]
     plan = dataclasses.replace(plan, systems=(*plan.systems, *divided))
-    assert Plan.from_json(plan.to_json()) == plan
+    assert from_json(Plan, to_json(plan)) == plan
     for errors in pool(4).run(errors_of_all, plan):
         assert max(errors.values()) < 5e-6, errors
 
@@ -97,7 +108,7 @@ def test_other_ways_to_run_train_alike(pool):
 def test_every_system_trains_alike_in_bf16(pool):
     plan = small_plan(4, BASELINES, GridShape(2, 2), GridShape(z=4))
     plan = dataclasses.replace(plan, workload=dataclasses.replace(SMALL, dtype="bf16"))
-    assert Plan.from_json(plan.to_json()) == plan
+    assert from_json(Plan, to_json(plan)) == plan
     for errors in pool(4).run(errors_of_all, plan):
         # A tenth of the limits, but more than fp32 gives, or bf16 would not have been used.
         assert max(errors.values()) < 2e-3, errors
@@ -161,17 +172,17 @@ def test_a_wrong_system_gets_no_time(pool, tmp_path):
             tokens = SMALL.batch_size * SMALL.model.sequence_length
             assert row.tokens_per_s == pytest.approx(tokens / row.median_ms * 1e3)
         assert by_name["single"].num_threads == 2 and by_name["single"].ratio_to_single == 1.0
-        assert report.exit_status(rows) == 1
-        assert report.exit_status([by_name["single"], by_name["ours x=2"]]) == 0
+        assert exit_status(rows) == 1
+        assert exit_status([by_name["single"], by_name["ours x=2"]]) == 0
 
         console = Console(width=140, record=True, file=(tmp_path / "out").open("w"))
         report.print_rows(console, rows, cores=2)
         text = console.export_text()
         assert text.count("it gets no time") == 3
         assert "fsdp2: wrong loss: nan" in text
-        write_json(tmp_path / "rows.json", {}, rows)
+        RowsFile("--json", tmp_path / "rows.json").write(content_of({}, rows))
         written = json.loads((tmp_path / "rows.json").read_text())["rows"]
-        assert rows_from_values(written) == rows
+        assert from_plain(list[Row], written) == rows
 
 
 def test_the_verdict_on_a_trace():
@@ -202,7 +213,7 @@ def test_the_default_plan_is_the_documented_one():
     assert (plan.workload.batch_size, plan.num_ranks, plan.rounds) == (16, 4, 10)
     names = [spec.name for spec in plan.systems]
     assert names == [*BASELINES, "ours x=2,y=2"]
-    assert Plan.from_json(plan.to_json()) == plan
+    assert from_json(Plan, to_json(plan)) == plan
 
 
 def test_defaults_depend_on_the_device():
@@ -269,13 +280,13 @@ def test_charts(tmp_path, scaling):
     rows.append(
         dataclasses.replace(rows[0], system="tp", kind="tp", problem="wrong", tokens_per_s=None)
     )
-    plot.plot_rows(rows, tmp_path / "a.png", scaling=scaling, cores=2, subtitle="made up")
+    report.plot_rows(rows, "made up", tmp_path / "a.png", scaling=scaling, cores=2)
     assert (tmp_path / "a.png").stat().st_size > 10_000
 
 
 def test_findings_say_who_is_ahead_and_what_is_noisy():
     run_ = [made_up_row("single", 1, 100), made_up_row("ddp", 4, 50), made_up_row("ours", 4, 75)]
-    assert rows_from_values(rows_to_values(run_)) == run_
+    assert from_json(list[Row], to_json(run_)) == run_
     lines = report.findings(run_, cores=2)
     assert (
         lines[0] == "4 ranks: ours reaches 0.75 of single, 1.50 x the fastest of torch's on as "
@@ -313,14 +324,15 @@ def test_rows_are_known_after_each_launch(monkeypatch):
     plans = command.make_plans(arguments("--nproc", "2", "--baseline", "single", "--strong"))
     asked: list[tuple[str, int]] = []
 
-    def launched(plan: Plan) -> object:
+    def start(name: str, plan: Plan, num_ranks: int) -> object:
+        assert (name, num_ranks) == ("train", plan.num_ranks)
         asked.append((plan.what, plan.num_ranks))
         if plan.what == "memory":
             return {"peak_bytes": 7, "shared_bytes": 3}
         rows = [made_up_row(spec.kind, plan.num_ranks, 100) for spec in plan.systems]
-        return rows_to_values([dataclasses.replace(row, memory=None) for row in rows])
+        return [dataclasses.asdict(dataclasses.replace(row, memory=None)) for row in rows]
 
-    monkeypatch.setattr(command, "_launch", launched)
+    monkeypatch.setattr(command.launched, "start", start)
     written: list[list[MemoryUse | None]] = []
     rows = command._launch_all(
         plans, Console(quiet=True), weigh=True,
@@ -344,7 +356,7 @@ def test_the_command_times_weighs_and_writes(tmp_path: Path):
     assert done.status == 0, done.output
     content = json.loads(table.read_text())
     assert content["machine"]["torch"] == torch.__version__
-    rows = rows_from_values(content["rows"])
+    rows = from_plain(list[Row], content["rows"])
     assert [row.system for row in rows] == ["single", "ours x=2"]
     states = 4 * 4 * 2 * 12 * 256**2  # weights, gradients, two moments of the blocks' matrices
     for row in rows:
@@ -362,7 +374,7 @@ def test_under_torchrun(tmp_path: Path):
     chosen = [*SMALL_OPTIONS, "--baseline", "tp", "--json", str(table)]
     done = run([*torchrun(2), "bench", "train", *chosen])
     assert done.status == 0, done.output
-    rows = rows_from_values(json.loads(table.read_text())["rows"])
+    rows = from_plain(list[Row], json.loads(table.read_text())["rows"])
     assert [row.system for row in rows] == ["single", "tp", "ours x=2"]
     assert all(row.tokens_per_s and row.memory is None for row in rows)
 

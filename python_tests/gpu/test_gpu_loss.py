@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 
 from axonn_ext import GridShape, nn
-from axonn_ext.bench.loss.memory import peak_bytes
+from axonn_ext.bench.loss import peak_bytes
 from axonn_ext.nn.loss import IGNORE_INDEX
 from grids import grid_of
 from loss_cases import DTYPES, axonn, make_labels, make_logits, op_failures, reference

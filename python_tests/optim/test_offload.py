@@ -17,7 +17,7 @@ from torch import nn
 
 import late_gpu
 from axonn_ext import checkpoint
-from axonn_ext.bench.loss.memory import peak_bytes
+from axonn_ext.bench.loss import peak_bytes
 from axonn_ext.optim import AdamW, adamw, bucketed
 from axonn_ext.optim.crossing import StreamCrossing
 from axonn_ext.spec.buckets import ALIGNMENT

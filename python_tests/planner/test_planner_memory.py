@@ -22,7 +22,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.testing._internal.distributed import fake_pg  # noqa: F401  (registers the backend)
 
 from axonn_ext import Grid, clip_grad_norm_, models, overlap, sync_gradients
-from axonn_ext.bench.loss.memory import peak_bytes
+from axonn_ext.bench.loss import peak_bytes
 from axonn_ext.models import Transformer
 from axonn_ext.nn import DeferredWeightGradients
 from axonn_ext.optim import AdamW

@@ -8,8 +8,7 @@ import pytest
 from rich.console import Console
 
 from axonn_ext.bench.train import report
-from axonn_ext.bench.train.plan import SINGLE
-from axonn_ext.bench.train.results import MemoryUse, Row
+from axonn_ext.bench.train.plan import SINGLE, MemoryUse, Row
 from axonn_ext.terminal.console import plain_table, print_table
 
 

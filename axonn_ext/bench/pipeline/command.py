@@ -3,26 +3,26 @@
 from __future__ import annotations
 
 import argparse
-import json
-import tempfile
-from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from axonn_ext.bench.output import check_outputs, dots, subtitle, write_files
-from axonn_ext.bench.pipeline import plot, report
+from axonn_ext.bench import launched
+from axonn_ext.bench.benchmark import add_run_options, new_parser
+from axonn_ext.bench.output import check_outputs, dots, exit_status, subtitle, write_plot
 from axonn_ext.bench.pipeline.plan import BASE, CASES, ROWS, CaseSpec, Plan, problem_of
-from axonn_ext.bench.pipeline.results import Row, lines_of, row_from_values
-from axonn_ext.bench.pipeline.worker import PLAN_FILE, RESULT_FILE, run_folder, run_here
+from axonn_ext.bench.pipeline.report import plot_rows, print_rows
+from axonn_ext.bench.pipeline.results import Row, lines_of
+from axonn_ext.bench.results import content_of
 from axonn_ext.calibrate.this_machine import describe_machine
 from axonn_ext.launch import process
-from axonn_ext.launch.launcher import launch
 from axonn_ext.launch.place import Process
 from axonn_ext.spec.grid import GridShape
 from axonn_ext.terminal.arguments import number, whole
 from axonn_ext.terminal.console import Console, say
-from axonn_ext.terminal.errors import UserError, refuse_extra
+from axonn_ext.terminal.errors import UserError
 from axonn_ext.terminal.grids import check_processes, parse_grid
+from axonn_ext.terminal.rows import RowsFile
 
 DESCRIPTION = """\
 Times a step of a pipeline with each of its schedules, and with those of
@@ -62,65 +62,62 @@ examples:
 
 def add_parser(benchmarks: argparse._SubParsersAction[Any]) -> None:
     """Adds the subcommand."""
-    parser = benchmarks.add_parser(
-        "pipeline", help="schedules of a pipeline, on emulated stages", description=DESCRIPTION,
-        epilog=EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False,
+    parser = new_parser(
+        benchmarks, "pipeline", summary="schedules of a pipeline, on emulated stages",
+        description=DESCRIPTION, epilog=EPILOG, run=run,
     )  # fmt: skip
-    parser.add_argument(
-        "--grid", default="pipe=4", metavar="SHAPE",
-        help="with at least 2 stages along pipe (default: %(default)s)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--micro-batches", type=whole(), default=16, metavar="N", help="(default: %(default)s)"
-    )
-    parser.add_argument(
-        "--stage-ms", default="20", metavar="F,B,W",
+    add = parser.add_argument
+    add("--grid", default="pipe=4", metavar="SHAPE",
+        help="with at least 2 stages along pipe (default: %(default)s)")  # fmt: skip
+    add("--micro-batches", type=whole(), default=16, metavar="N", help="(default: %(default)s)")
+    add("--stage-ms", default="20", metavar="F,B,W",
         help="milliseconds of a stage for a micro-batch: forward, input gradient and weight "
-        "gradients, or one number for each of them (default: %(default)s)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--delay", type=number(least=0, most=100), nargs="+", default=[0.0, 0.2], metavar="SHARE",
-        help="mean delays (default: 0 0.2)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--case", nargs="+", choices=tuple(CASES), metavar="NAME",
-        help="(default: all that can run; 1f1b is always there)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--rounds", type=whole(), default=10, metavar="N",
-        help="turns of every schedule (default: %(default)s)",
-    )  # fmt: skip
-    parser.add_argument("--seed", type=whole(0), default=0, metavar="N", help="of the delays")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows there")
-    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw timelines and bars there")
-    parser.add_argument("--worker", type=Path, help=argparse.SUPPRESS)  # folder of a launch
-    parser.set_defaults(run=run)
+        "gradients, or one number for each of them (default: %(default)s)")  # fmt: skip
+    add("--delay", type=number(least=0, most=100), nargs="+", default=[0.0, 0.2], metavar="SHARE",
+        help="mean delays (default: 0 0.2)")  # fmt: skip
+    add("--case", nargs="+", choices=tuple(CASES), metavar="NAME",
+        help="(default: all that can run; 1f1b is always there)")  # fmt: skip
+    add("--seed", type=whole(0), default=0, metavar="N", help="of the delays")
+    add_run_options(parser, rounds=10)
+    add("--worker", type=Path, help=argparse.SUPPRESS)  # folder of a launch
 
 
-def run(args: argparse.Namespace, extra: Sequence[str]) -> int:
+def run(args: argparse.Namespace) -> int:
     """Runs the command; returns 1 if a schedule has wrong gradients."""
-    refuse_extra("bench pipeline", extra)
     here = process.this_process()
     console = Console()
     if args.worker is not None:
         here = here or Process()
-        run_folder(args.worker, here, dots(console, here))
+        launched.do_plan(args.worker, here, Plan, partial(_run_here, here, console))
         return 0
     check_outputs(args)
     plan = make_plan(args)
     if here is None:
         say(console, f"timing {len(plan.cases)} schedules on {plan.grid.size} ranks", style="dim")
-        rows = _launch(plan)
+        rows = launched.from_plain(list[Row], launched.start("pipeline", plan, plan.grid.size))
     else:
         if here.world_size != plan.grid.size or here.local_world_size != here.world_size:
             raise UserError(
                 f"--grid: {plan.grid} needs {plan.grid.size} ranks on one host, but torchrun has "
                 f"started {here.world_size}"
             )
-        rows = run_here(plan, here, dots(console, here))
+        rows = _run_here(here, console, plan)
     if here is None or here.rank == 0:
-        _report(args, rows, console)
-    return report.exit_status(rows)
+        machine = describe_machine(threads=1)
+        print_rows(console, rows)
+        with RowsFile("--json", args.json) as file:
+            file.write(content_of(machine, rows, lines_of(rows)))
+        write_plot(args, console, draw=partial(plot_rows, rows, subtitle(machine)))
+    return exit_status(rows)
+
+
+def _run_here(here: Process, console: Console, plan: Plan) -> list[Row]:
+    """Times the cases of a plan in the processes that exist already."""
+    # Imported here, as timing needs torch's distributed training, which takes a second to load.
+    from axonn_ext.bench.pipeline.run import time_cases
+
+    with launched.meeting("pipeline", plan, here, "cpu"):
+        return time_cases(plan, dots(console, here))
 
 
 def make_plan(args: argparse.Namespace) -> Plan:
@@ -163,24 +160,3 @@ def parse_times(option: str, text: str) -> tuple[float, float, float]:
         )
     forward, backward, weight = values * 3 if len(values) == 1 else values
     return forward, backward, weight
-
-
-def _launch(plan: Plan) -> list[Row]:
-    """Starts the processes of a plan, and returns their result."""
-    with tempfile.TemporaryDirectory(prefix="axonn_ext_bench_") as name:
-        folder = Path(name)
-        (folder / PLAN_FILE).write_text(plan.to_json())
-        launch(plan.grid.size, ["bench", "pipeline", "--worker", name])
-        values = json.loads((folder / RESULT_FILE).read_text())
-    return [row_from_values(row) for row in values]
-
-
-def _report(args: argparse.Namespace, rows: Sequence[Row], console: Console) -> None:
-    """Prints the tables, and writes the files that were asked for."""
-    machine = describe_machine(threads=1)
-    report.print_rows(console, rows)
-    title = subtitle(machine)
-    write_files(
-        args, console, machine=machine, rows=rows, summary=lines_of(rows),
-        draw=lambda path: plot.plot_rows(rows, path, subtitle=title),
-    )  # fmt: skip

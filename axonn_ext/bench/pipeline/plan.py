@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-import json
 from dataclasses import dataclass
 
 from axonn_ext.spec.grid import GridShape
@@ -107,17 +105,6 @@ class Plan:
     def timed(self, case: CaseSpec) -> tuple[float, ...]:
         """Returns the delays with which the case runs. Torch's messages cannot be made late."""
         return tuple(delay for delay in self.delays if case.system == OURS or delay == 0)
-
-    def to_json(self) -> str:
-        return json.dumps(dataclasses.asdict(self))
-
-    @classmethod
-    def from_json(cls, text: str) -> Plan:
-        values = json.loads(text)
-        cases = tuple(CaseSpec(**case) for case in values.pop("cases"))
-        grid = GridShape(**values.pop("grid"))
-        stage_ms, delays = (tuple(values.pop(name)) for name in ("stage_ms", "delays"))
-        return cls(cases=cases, grid=grid, stage_ms=stage_ms, delays=delays, **values)
 
 
 def problem_of(case: CaseSpec, grid: GridShape, micro_batches: int) -> str | None:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
+from axonn_ext.bench.benchmark import ratio_of_rounds
 from axonn_ext.bench.pipeline.plan import BASE, OURS, CaseSpec, Plan
-from axonn_ext.bench.pipeline.stages import Delays
+from axonn_ext.bench.pipeline.systems import Delays
 from axonn_ext.spec.pipeline import bubble_seconds
 from axonn_ext.spec.pipeline_simulator import simulate
 
@@ -135,7 +135,8 @@ def make_row(
         grid=plan.grid.as_dict(), micro_batches=plan.micro_batches, stage_ms=plan.stage_ms,
         delay=delay, error=error, problem=problem, rounds=plan.rounds,
         median_s=median, low_s=low, high_s=high, min_s=min(samples, default=None),
-        ratio_to_1f1b=ratio(samples, base), ratio_to_ideal=median and median / plan.ideal_s,
+        ratio_to_1f1b=ratio_of_rounds(samples, base),
+        ratio_to_ideal=median and median / plan.ideal_s,
         ideal_s=plan.ideal_s, simulated_s=simulated,
         formula_s=formula_seconds(spec, plan, delay), samples_s=tuple(samples), use=use,
         timeline=timeline,
@@ -148,13 +149,6 @@ def quartiles(values: Sequence[float]) -> tuple[float, float, float]:
         return values[0], values[0], values[0]
     low, median, high = statistics.quantiles(values, n=4, method="inclusive")
     return low, median, high
-
-
-def ratio(samples: Sequence[float], base: Sequence[float]) -> float | None:
-    """Returns the median of the ratios of the same rounds."""
-    if not samples or not base:
-        return None
-    return statistics.median(t / b for t, b in zip(samples, base, strict=True))
 
 
 # --- The lines -----------------------------------------------------------------------------------
@@ -231,18 +225,3 @@ def _line(row: Row, other: Row, most: float) -> Line:
     if row.simulated_s is not None and other.simulated_s is not None:
         simulated = row.simulated_s / other.simulated_s
     return Line(row.delay, row.case, other.case, median, low, high, most, simulated)
-
-
-def row_from_values(values: Mapping[str, Any]) -> Row:
-    """Returns the row that dataclasses.asdict has turned into plain values, and JSON into lists."""
-    fields = dict(values)
-    use = fields.pop("use")
-    if use is not None:
-        optional = ("deferred", "held", "deferred_bytes")
-        lists = {name: tuple(use[name]) for name in ("in_flight", "decisions")}
-        known = {name: use[name] and tuple(use[name]) for name in optional}
-        use = Use(**lists, **known, decision_us=use["decision_us"])
-    timeline = tuple(tuple(Span(**s) for s in stage) for stage in fields.pop("timeline"))
-    for name in ("stage_ms", "samples_s"):
-        fields[name] = tuple(fields[name])
-    return Row(**fields, use=use, timeline=timeline)

@@ -19,8 +19,9 @@ from torch.distributed.pipelining import (
 )
 
 from axonn_ext.bench.pipeline.plan import FEATURES, LAYERS_PER_STAGE, CaseSpec, Plan
-from axonn_ext.bench.pipeline.stages import EmulatedLayer, Sleeper
 from axonn_ext.bench.pipeline.systems import (
+    EmulatedLayer,
+    Sleeper,
     StepUse,
     System,
     batches,

@@ -8,10 +8,11 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from axonn_ext.bench.launched import from_plain
 from axonn_ext.bench.pipeline.plan import BASE, OURS, Plan
 from axonn_ext.bench.pipeline.results import MOST_ERROR, Row, Span, Use, make_row
-from axonn_ext.bench.pipeline.stages import Delays
 from axonn_ext.bench.pipeline.systems import (
+    Delays,
     StepUse,
     System,
     build_ours,
@@ -124,7 +125,7 @@ def _gather(
     leads = grid.model_group.rank == grid.axis("data").rank == 0
     everyone = of_all_ranks([grid.axis("pipe").rank, leads, own])
     leaders = {stage: use for stage, leads, use in everyone if leads}
-    stages = [StepUse.of(leaders[stage]) for stage in range(plan.stages)]
+    stages = [from_plain(StepUse, leaders[stage]) for stage in range(plan.stages)]
     return _use(stages), _timeline(stages)
 
 

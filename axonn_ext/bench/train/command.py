@@ -4,42 +4,38 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
-import tempfile
+import os
+import sys
 from collections.abc import Callable, Sequence
-from pathlib import Path
-from typing import Any
+from functools import partial
+from typing import Any, NoReturn
 
 import torch
 
-from axonn_ext.bench.output import check_outputs, dots, subtitle, write_plot
-from axonn_ext.bench.results import Json, content_of
-from axonn_ext.bench.train import options, plot, report
+from axonn_ext.bench import launched
+from axonn_ext.bench.output import check_outputs, dots, exit_status, subtitle, write_plot
+from axonn_ext.bench.results import content_of
+from axonn_ext.bench.train import options, report
 from axonn_ext.bench.train.plan import (
     BASELINES,
     FIXED,
     OURS,
     SINGLE,
     WEAK,
+    MemoryUse,
     Plan,
+    Row,
     SystemSpec,
     Workload,
 )
-from axonn_ext.bench.train.results import MemoryUse, Row, rows_from_values
-from axonn_ext.bench.train.worker import PLAN_FILE, RESULT_FILE, leave, run_folder, run_here
-from axonn_ext.calibrate.this_machine import (
-    check_device,
-    describe_machine,
-    num_cores,
-)
+from axonn_ext.calibrate.this_machine import check_device, describe_machine, num_cores
 from axonn_ext.launch import process
-from axonn_ext.launch.launcher import launch
 from axonn_ext.launch.place import Process
 from axonn_ext.spec.grid import GridShape
 from axonn_ext.spec.model import ModelConfig
 from axonn_ext.spec.parallel import ParallelConfig
 from axonn_ext.terminal.console import Console, say
-from axonn_ext.terminal.errors import UserError, refuse_extra
+from axonn_ext.terminal.errors import UserError
 from axonn_ext.terminal.grids import check_processes, parse_grid
 from axonn_ext.terminal.rows import RowsFile
 from axonn_ext.train.memory import BYTES_OF_A_PARAMETER, memory_problem
@@ -49,17 +45,16 @@ DEFAULT_NPROC = 4
 
 def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
     """Adds the subcommand."""
-    options.add_parser(commands).set_defaults(run=run)
+    options.add_parser(commands, run)
 
 
-def run(args: argparse.Namespace, extra: Sequence[str]) -> int:
+def run(args: argparse.Namespace) -> int:
     """Runs the command; returns 1 if a system does not train like the others."""
-    refuse_extra("bench train", extra)
     here = process.this_process()
     console = Console()
     if args.worker is not None:
         here = here or Process()
-        run_folder(args.worker, here, dots(console, here), _teller(console, here))
+        launched.do_plan(args.worker, here, Plan, partial(_run_here, here, console))
         leave(0)
     if here is None or here.rank == 0:
         check_outputs(args)
@@ -72,15 +67,48 @@ def run(args: argparse.Namespace, extra: Sequence[str]) -> int:
                 write=lambda rows: file.write(content_of(machine, rows)),
             )  # fmt: skip
         else:
-            rows = run_here(plans[0], here, dots(console, here), _teller(console, here))
+            found = _run_here(here, console, plans[0])
+            assert isinstance(found, list)
+            rows = found
             if here.rank == 0:
                 file.write(content_of(machine, rows))
     if here is None or here.rank == 0:
-        _report(args, rows, machine, console)
-    status = report.exit_status(rows)
+        cores, note = num_cores(), [] if args.device == "cuda" else ["one thread a rank"]
+        report.print_rows(console, rows, cores=cores)
+        line = subtitle(machine, *note, args.dtype)
+        draw = partial(report.plot_rows, rows, line, scaling=args.scaling, cores=cores)
+        write_plot(args, console, draw=draw)
+    status = exit_status(rows)
     if here is not None:
         leave(status)
     return status
+
+
+def _run_here(here: Process, console: Console, plan: Plan) -> list[Row] | MemoryUse:
+    """Does what a plan says in the processes that exist already."""
+    # Imported here, as it needs torch's distributed training, which takes a second to load.
+    from axonn_ext.bench.train.run import time_systems, weigh_system
+
+    def tell(text: str) -> None:
+        if here.rank == 0:
+            say(console, text, style="dim")
+
+    # `single` sets more threads for its own steps.
+    with launched.meeting("train", plan, here, plan.device):
+        if plan.what == "memory":
+            return weigh_system(plan)
+        return time_systems(plan, dots(console, here), tell=tell)
+
+
+def leave(status: int) -> NoReturn:
+    """Ends this process at once.
+
+    Torch's caches of meshes keep gloo's threads alive until the end. If such a thread frees a
+    tensor while Python shuts down, Python stops the thread at a place where C++ can only abort.
+    """
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
 
 
 def make_plans(args: argparse.Namespace, here: Process | None = None) -> list[Plan]:
@@ -196,13 +224,6 @@ def _parallel(args: argparse.Namespace) -> ParallelConfig:
 # --- Launches ------------------------------------------------------------------------------------
 
 
-def _teller(console: Console, here: Process) -> Callable[[str], None]:
-    """Returns what shows a sentence on rank 0."""
-    if here.rank != 0:
-        return lambda text: None
-    return lambda text: say(console, text, style="dim")
-
-
 def _launch_all(
     plans: Sequence[Plan], console: Console, *, weigh: bool,
     write: Callable[[Sequence[Row]], None],
@@ -212,7 +233,7 @@ def _launch_all(
     for plan in plans:
         text = f"timing {len(plan.systems)} systems, {plan.num_ranks} ranks"
         say(console, text, style="dim")
-        timed = rows_from_values(_launch(plan))
+        timed = launched.from_plain(list[Row], launched.start("train", plan, plan.num_ranks))
         write([*rows, *timed])
         for i, (spec, row) in enumerate(zip(plan.systems, timed, strict=True)):
             if weigh and row.problem is None and row.memory is None:
@@ -227,25 +248,4 @@ def _weigh(plan: Plan, spec: SystemSpec, console: Console) -> MemoryUse:
     say(console, f"memory of {spec.name}", style="dim")
     num_ranks = 1 if spec.kind == SINGLE else plan.num_ranks
     alone = dataclasses.replace(plan, what="memory", systems=(spec,), num_ranks=num_ranks)
-    return MemoryUse(**_launch(alone))
-
-
-def _launch(plan: Plan) -> Any:
-    """Starts the processes of a plan, and returns their result."""
-    with tempfile.TemporaryDirectory(prefix="axonn_ext_bench_") as name:
-        folder = Path(name)
-        (folder / PLAN_FILE).write_text(plan.to_json())
-        launch(plan.num_ranks, ["bench", "train", "--worker", name])
-        return json.loads((folder / RESULT_FILE).read_text())
-
-
-def _report(args: argparse.Namespace, rows: Sequence[Row], machine: Json, console: Console) -> None:
-    """Prints the table, and writes the files that were asked for."""
-    report.print_rows(console, rows, cores=num_cores())
-    title = subtitle(machine, *([] if args.device == "cuda" else ["one thread a rank"]), args.dtype)
-    write_plot(
-        args, console,
-        draw=lambda path: plot.plot_rows(
-            rows, path, scaling=args.scaling, cores=num_cores(), subtitle=title
-        ),
-    )  # fmt: skip
+    return MemoryUse(**launched.start("train", alone, num_ranks))

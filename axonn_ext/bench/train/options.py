@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from axonn_ext.bench.train.plan import BASELINES, BF16, DEVICES, DTYPES, FIXED, FP32, STRONG, WEAK
+from axonn_ext.bench.benchmark import add_device, add_run_options, new_parser
+from axonn_ext.bench.train.plan import BASELINES, BF16, DTYPES, FIXED, FP32, STRONG, WEAK
 from axonn_ext.calibrate.this_machine import default_device
 from axonn_ext.spec.optimizer import ZERO_STAGES
 from axonn_ext.terminal.arguments import MOST_PROCESSES, whole
@@ -39,78 +41,56 @@ SIZES = {
 DEFAULT_DTYPES = {"cpu": FP32, "cuda": BF16}
 
 
-def add_parser(commands: argparse._SubParsersAction[Any]) -> argparse.ArgumentParser:
-    """Adds the subcommand, and returns its parser."""
-    parser = commands.add_parser(
-        "train", help="training against torch's own ways", description=DESCRIPTION, epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False,
+def add_parser(
+    commands: argparse._SubParsersAction[Any], run: Callable[[argparse.Namespace], int]
+) -> None:
+    """Adds the subcommand, which calls `run`."""
+    parser = new_parser(
+        commands, "train", summary="training against torch's own ways", description=DESCRIPTION,
+        epilog=EPILOG, run=run,
     )  # fmt: skip
-    parser.add_argument(
-        "--baseline", action="append", choices=BASELINES, metavar="NAME",
-        help="may be given several times (default: all); single is always there",
-    )  # fmt: skip
-    parser.add_argument(
-        "--grid", action="append", metavar="SHAPE",
-        help="of ours; may be given several times (default: 2x2x1 for 4 ranks)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--device", choices=DEVICES, help="(default: cuda if there is a GPU, else cpu)"
-    )
-    parser.add_argument(
-        "--nproc", type=whole(1, MOST_PROCESSES), metavar="N",
-        help="ranks to start (default: one for each GPU; on CPUs 4)",
-    )  # fmt: skip
-    scaling = parser.add_mutually_exclusive_group()
-    scaling.add_argument(
-        "--strong", action="store_const", const=STRONG, dest="scaling", default=FIXED,
-        help="the same batch on 1, 2, 4, ... up to N ranks",
-    )  # fmt: skip
-    scaling.add_argument(
-        "--weak", action="store_const", const=WEAK, dest="scaling",
-        help="the same batch for each of 1, 2, 4, ... up to N ranks; --batch is that of N",
-    )  # fmt: skip
+    add = parser.add_argument
+    add("--baseline", action="append", choices=BASELINES, metavar="NAME",
+        help="may be given several times (default: all); single is always there")  # fmt: skip
+    add("--grid", action="append", metavar="SHAPE",
+        help="of ours; may be given several times (default: 2x2x1 for 4 ranks)")  # fmt: skip
+    add_device(parser)
+    add("--nproc", type=whole(1, MOST_PROCESSES), metavar="N",
+        help="ranks to start (default: one for each GPU; on CPUs 4)")  # fmt: skip
+    scaling = parser.add_mutually_exclusive_group().add_argument
+    scaling("--strong", action="store_const", const=STRONG, dest="scaling", default=FIXED,
+            help="the same batch on 1, 2, 4, ... up to N ranks")  # fmt: skip
+    scaling("--weak", action="store_const", const=WEAK, dest="scaling",
+            help="the same batch for each of 1, 2, 4, ... up to N ranks; --batch is that of "
+            "N")  # fmt: skip
     for name, text in (
         ("hidden", "features"), ("layers", "blocks"), ("heads", "attention heads"),
         ("sequence", "tokens of a sequence"), ("batch", "sequences of a global batch"),
         ("vocabulary", "rows of the tied table"),
     ):  # fmt: skip
         defaults = f"(default: {SIZES['cpu'][name]}; on GPUs {SIZES['cuda'][name]})"
-        parser.add_argument(f"--{name}", type=whole(), metavar="N", help=f"{text} {defaults}")
-    parser.add_argument(
-        "--rounds", type=whole(), default=10, metavar="N",
-        help="turns of every system (default: %(default)s)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--dtype", choices=DTYPES,
+        add(f"--{name}", type=whole(), metavar="N", help=f"{text} {defaults}")
+    add("--dtype", choices=DTYPES,
         help="of matrix products; bf16: each system's own mixed precision (default: fp32; on GPUs "
-        "bf16)",
-    )  # fmt: skip
+        "bf16)")  # fmt: skip
     _add_parallel_options(parser)
-    parser.add_argument("--no-memory", action="store_true", help="leave peak memory out")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows there")
-    parser.add_argument("--plot", type=Path, metavar="FILE", help="write a chart there")
-    parser.add_argument("--worker", type=Path, help=argparse.SUPPRESS)  # folder of a launch
-    return parser
+    add("--no-memory", action="store_true", help="leave peak memory out")
+    add_run_options(parser, rounds=10)
+    add("--worker", type=Path, help=argparse.SUPPRESS)  # folder of a launch
 
 
 def _add_parallel_options(parser: argparse.ArgumentParser) -> None:
     """Adds the options of our system; --no-reshard-after-forward also applies to fsdp2."""
-    group = parser.add_argument_group("how ours runs")
-    group.add_argument("--layout", default="sharded", metavar="NAME", help="sharded or replicated")
-    group.add_argument("--algorithm", default="auto", metavar="NAME", help="of the fused ops")
-    group.add_argument("--heads-over-y", action="store_true", help="y splits heads in attention")
-    group.add_argument(
-        "--zero", action="append", type=int, choices=ZERO_STAGES, metavar="STAGE",
+    add = parser.add_argument_group("how ours runs").add_argument
+    add("--layout", default="sharded", metavar="NAME", help="sharded or replicated")
+    add("--algorithm", default="auto", metavar="NAME", help="of the fused ops")
+    add("--heads-over-y", action="store_true", help="y splits heads in attention")
+    add("--zero", action="append", type=int, choices=ZERO_STAGES, metavar="STAGE",
         help="0, 1 or 2: what data divides of gradients and AdamW's state; may be given several "
-        "times (default: 0)",
-    )  # fmt: skip
-    group.add_argument(
-        "--save-gathered", action="store_true", help="keep gathered inputs for backward"
-    )
-    group.add_argument(
-        "--no-reshard-after-forward", action="store_true",
-        help="keep gathered weights for backward; fsdp2 does so, too",
-    )  # fmt: skip
+        "times (default: 0)")  # fmt: skip
+    add("--save-gathered", action="store_true", help="keep gathered inputs for backward")
+    add("--no-reshard-after-forward", action="store_true",
+        help="keep gathered weights for backward; fsdp2 does so, too")  # fmt: skip
 
 
 def fill_in(args: argparse.Namespace) -> None:

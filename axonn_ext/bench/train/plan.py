@@ -1,9 +1,7 @@
-"""What a run of the benchmark does, in plain values that its processes get as JSON."""
+"""What a run of the benchmark does, and its rows, in plain values that processes send as JSON."""
 
 from __future__ import annotations
 
-import dataclasses
-import json
 from dataclasses import dataclass, field
 
 from axonn_ext.spec.grid import GridShape
@@ -18,7 +16,6 @@ SPLITS_BATCH = ("ddp", "fsdp2")
 SPLITS_MATRICES = ("tp", "tp-sp")
 FP32, BF16 = "fp32", "bf16"
 DTYPES = (FP32, BF16)
-DEVICES = ("cpu", "cuda")
 
 
 @dataclass(frozen=True)
@@ -86,24 +83,6 @@ class Plan:
             for problem in _problems(spec, self.workload, self.parallel, self.num_ranks)
         ]
 
-    def to_json(self) -> str:
-        return json.dumps(dataclasses.asdict(self))
-
-    @classmethod
-    def from_json(cls, text: str) -> Plan:
-        values = json.loads(text)
-        workload = values.pop("workload")
-        workload["model"] = ModelConfig(**workload["model"])
-        workload["betas"] = tuple(workload["betas"])
-        parallel = ParallelConfig(**values.pop("parallel"))
-        systems = tuple(
-            SystemSpec(
-                spec["kind"], GridShape(**spec["grid"]) if spec["grid"] else None, spec["zero"]
-            )
-            for spec in values.pop("systems")
-        )
-        return cls(workload=Workload(**workload), parallel=parallel, systems=systems, **values)
-
 
 def _problems(
     spec: SystemSpec, workload: Workload, parallel: ParallelConfig, num_ranks: int
@@ -125,3 +104,52 @@ def _problems(
         for what, number in numbers.items()
         if number % num_ranks
     ]
+
+
+# --- Results -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class MemoryUse:
+    """The peak memory of training on the rank where it is largest, without that before training.
+
+    peak_bytes: resident memory; on GPUs what torch has allocated. shared_bytes: the part of it that
+    is symmetric memory which the rank has read or written, including its peers'. A page that two
+    ranks use counts on both. On GPUs it is 0, as torch's allocator does not have that memory.
+    """
+
+    peak_bytes: int
+    shared_bytes: int
+
+
+@dataclass(frozen=True)
+class Row:
+    """One system on one number of ranks. A system with a `problem` has no time.
+
+    loss_error, norm_error: the relative errors of the first steps, compared with `single`; None for
+    values that are not numbers. spread_ms: the interquartile range of the rounds. ratio_to_single:
+    tokens/s over those of `single` in the same run. memory: None if it was not measured. tflops:
+    model flops of all ranks per second, in 10**12, with half of attention, which is causal.
+    peak_fraction: these over the peak of the GPUs; None for CPUs and for GPUs without a known peak.
+    """
+
+    system: str
+    kind: str
+    grid: dict[str, int] | None
+    num_ranks: int
+    num_threads: int
+    batch_size: int
+    loss_error: float | None
+    norm_error: float | None
+    problem: str | None = None
+    median_ms: float | None = None
+    min_ms: float | None = None
+    spread_ms: float | None = None
+    rounds: int | None = None
+    tokens_per_s: float | None = None
+    ratio_to_single: float | None = None
+    memory: MemoryUse | None = None
+    dtype: str = "fp32"  # the dtype of matrix products
+    device: str = "cpu"
+    tflops: float | None = None
+    peak_fraction: float | None = None

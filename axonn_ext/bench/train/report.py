@@ -1,18 +1,28 @@
-"""Prints rows on a terminal."""
+"""Shows rows: as a table on a terminal, and as a chart."""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from axonn_ext.bench.output import NOISY, noisy
-from axonn_ext.bench.train.plan import OURS, SINGLE
-from axonn_ext.bench.train.results import Row
+from axonn_ext.bench import charts
+from axonn_ext.bench.benchmark import number
+from axonn_ext.bench.output import noisy
+from axonn_ext.bench.train.plan import FIXED, OURS, SINGLE, WEAK, Row
 from axonn_ext.terminal.console import plain_table, print_table, say
 
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
 _MIB = 2**20
+_COLORS = {
+    SINGLE: charts.FADED, "ddp": charts.GREEN, "fsdp2": charts.ORANGE, "tp": "#7c3aed",
+    "tp-sp": "#c026d3", OURS: charts.BLUE,
+}  # fmt: skip
 _SPEED = ("", "ranks", "batch", "tokens/s", "ms a step", "spread", "vs single")
 _COLUMNS = {
     "cpu": (*_SPEED, "memory", "of it shared", "loss error"),
@@ -62,40 +72,26 @@ def findings(run: Sequence[Row], *, cores: int) -> list[str]:
             f"{num_ranks} ranks share {cores} cores, all of which single has, too: split without "
             "any cost, the same arithmetic would reach 1.00 of single"
         )
-    spread = [r.system for r in run if r.median_ms and (r.spread_ms or 0) > NOISY * r.median_ms]
-    return lines + noisy(spread)
-
-
-def exit_status(rows: Sequence[Row]) -> int:
-    """Returns 1 if a system did not train like the others, else 0."""
-    return 1 if any(row.problem for row in rows) else 0
+    return lines + noisy((row.system, row.median_ms, row.spread_ms) for row in run)
 
 
 def _cells(row: Row) -> tuple[str, ...]:
-    speed = ("wrong", "-", "-", "-")
+    speed: tuple[str, ...] = ("wrong", "-", "-", "-")
     if row.median_ms is not None:
         speed = (
             f"{row.tokens_per_s:,.0f}",
-            _milliseconds(row.median_ms),
-            _milliseconds(row.spread_ms or 0.0),
+            *(number(ms, 0 if ms >= 100 else 2) for ms in (row.median_ms, row.spread_ms or 0.0)),
             f"{row.ratio_to_single:.2f}",
         )
     ranks = str(row.num_ranks) if row.num_threads == 1 else f"1 x {row.num_threads} threads"
     error = "not a number" if row.loss_error is None else f"{row.loss_error:.0e}"
     memory = row.memory
-    peak = "-" if memory is None else f"{memory.peak_bytes / _MIB:,.0f} MiB"
-    if row.device == "cuda":
-        work = (
-            "-" if row.tflops is None else f"{row.tflops:,.1f}",
-            "-" if row.peak_fraction is None else f"{row.peak_fraction:.1%}",
-        )
-        return (row.system, ranks, str(row.batch_size), *speed, *work, peak, error)
-    shared = "-" if memory is None else f"{memory.shared_bytes / _MIB:,.0f} MiB"
-    return (row.system, ranks, str(row.batch_size), *speed, peak, shared, error)
-
-
-def _milliseconds(value: float) -> str:
-    return f"{value:,.0f}" if value >= 100 else f"{value:.2f}"
+    peak, shared = "-", "-"
+    if memory is not None:
+        peak, shared = (f"{n / _MIB:,.0f} MiB" for n in (memory.peak_bytes, memory.shared_bytes))
+    share = "-" if row.peak_fraction is None else f"{row.peak_fraction:.1%}"
+    work = (number(row.tflops, 1), share, peak) if row.device == "cuda" else (peak, shared)
+    return (row.system, ranks, str(row.batch_size), *speed, *work, error)
 
 
 def _style(row: Row) -> str:
@@ -106,3 +102,63 @@ def _style(row: Row) -> str:
 
 def _ranks(count: int) -> str:
     return "1 rank" if count == 1 else f"{count} ranks"
+
+
+# --- The chart -----------------------------------------------------------------------------------
+
+
+def plot_rows(
+    rows: Sequence[Row], subtitle: str, path: Path, *, scaling: str, cores: int
+) -> None:  # fmt: skip
+    """Draws tokens/s and memory of the systems, or tokens/s over the number of ranks.
+
+    Systems that trained wrongly are left out.
+    """
+    timed = [row for row in rows if row.tokens_per_s is not None]
+    weighed = [row for row in timed if row.memory is not None]
+    columns = 2 if scaling == FIXED and weighed else 1
+    kind = {FIXED: "Training", WEAK: "Weak scaling"}.get(scaling, "Strong scaling")
+    ranks, batch = (max(getattr(r, name) for r in rows) for name in ("num_ranks", "batch_size"))
+    title = f"{kind}, {_ranks(ranks)}, {batch} sequences"
+    figure = charts.new_figure((9.6, 5.0), title, subtitle, left=0.09)
+    places = figure.add_gridspec(
+        1, columns, left=0.09, right=0.97, top=0.8, bottom=0.2 if columns == 2 else 0.12, wspace=0.3
+    )
+    speed = charts.styled(figure.add_subplot(places[0]), "tokens/s")
+    if scaling == FIXED:
+        _bars(speed, timed, [row.tokens_per_s or 0.0 for row in timed])
+        if columns == 2:
+            memory = charts.styled(figure.add_subplot(places[1]), "peak memory of a rank (MiB)")
+            _bars(memory, weighed, [r.memory.peak_bytes / _MIB for r in weighed if r.memory])
+    else:
+        _lines(speed, timed, cores=cores)
+    figure.savefig(path)
+
+
+def _bars(axes: Axes, rows: Sequence[Row], values: Sequence[float]) -> None:
+    for i, (row, value) in enumerate(zip(rows, values, strict=True)):
+        charts.draw_bar(axes, i, value, f"{value:,.0f}", color=_COLORS[row.kind])
+    names = [row.system.replace(" ", "\n") for row in rows]
+    axes.set_xticks(range(len(rows)), names, fontsize=8, rotation=0 if len(rows) < 7 else 45)
+
+
+def _lines(axes: Axes, rows: Sequence[Row], *, cores: int) -> None:
+    """Draws a line for each baseline, and one through our fastest grids."""
+    counts = sorted({row.num_ranks for row in rows if row.kind != SINGLE})
+    for kind in dict.fromkeys(row.kind for row in rows if row.kind != SINGLE):
+        best: dict[int, float] = {}
+        for row in rows:
+            if row.kind == kind and row.tokens_per_s is not None:
+                best[row.num_ranks] = max(best.get(row.num_ranks, 0.0), row.tokens_per_s)
+        points = sorted(best.items())
+        axes.plot([n for n, _ in points], [v for _, v in points], marker="o", color=_COLORS[kind],
+                  linewidth=2.4 if kind == OURS else 1.4, label=kind)  # fmt: skip
+        if kind == OURS:
+            first, speed = points[0]
+            ideal = [speed * min(n, cores) / min(first, cores) for n in counts]
+            label = f"ideal: ours on {first}, up to {cores} cores"
+            axes.plot(counts, ideal, "--", color=charts.INK, linewidth=1, label=label)
+    axes.set_xticks(counts)
+    axes.set_xlabel("ranks", color=charts.INK)
+    axes.set_ylim(bottom=0)
+    axes.legend(frameon=False, labelcolor=charts.INK, fontsize=9)

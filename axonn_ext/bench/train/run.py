@@ -13,12 +13,12 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+from axonn_ext.bench.benchmark import take_turns
 from axonn_ext.bench.train.check import NUM_STEPS, Trace, Verdict, compare, first_steps
-from axonn_ext.bench.train.plan import BF16, SINGLE, Plan, SystemSpec
-from axonn_ext.bench.train.results import MemoryUse, Row
+from axonn_ext.bench.train.plan import BF16, SINGLE, MemoryUse, Plan, Row, SystemSpec
 from axonn_ext.bench.train.systems import State, System, build_system, whole_initial_state
 from axonn_ext.calibrate.find_machine import find_machine
-from axonn_ext.calibrate.measure import Ranks, Timing, measure, ranks_of, synchronize_with
+from axonn_ext.calibrate.measure import Ranks, Timing, ranks_of
 from axonn_ext.train.auto_grid import known_machine_of_gpu
 
 Build = Callable[[SystemSpec, Plan, State | None], System]
@@ -55,12 +55,9 @@ def time_systems(
     Only systems that train like `single` are timed; every plan has `single`. tell: is called on
     every rank with a sentence about each system, before any is timed.
     """
-    ranks = ranks_of(plan.device)
-    tried = try_systems(plan, ranks, tell, build=build)
-    timings = time_steps(
-        [t.system for t in tried if t.verdict.problem is None], ranks, plan.rounds, on_round,
-        device=plan.device,
-    )  # fmt: skip
+    tried = try_systems(plan, ranks_of(plan.device), tell, build=build)
+    right = [each.system for each in tried if each.verdict.problem is None]
+    timings = time_steps(right, plan.device, plan.rounds, on_round)
     peak = peak_of(plan.device, plan.workload.dtype)
     return [
         _row(spec, plan, each, timings, peak)
@@ -93,18 +90,12 @@ def try_systems(
 
 
 def time_steps(
-    systems: Sequence[System],
-    ranks: Ranks,
-    rounds: int,
+    systems: Sequence[System], device: str, rounds: int,
     on_round: Callable[[], None] = lambda: None,
-    *,
-    device: str = "cpu",
-) -> dict[str, Timing[None]]:
+) -> dict[str, Timing[None]]:  # fmt: skip
     """Times a step of each system, in turns; all ranks must call this."""
     calls = {system.name: _call(system) for system in systems}
-    return measure(
-        calls, ranks, rounds=rounds, on_round=on_round, synchronize=synchronize_with(device)
-    )
+    return take_turns(calls, device, rounds=rounds, on_round=on_round)
 
 
 def peak_of(device: str, dtype: str) -> float | None:

@@ -9,8 +9,7 @@ from contextlib import ExitStack
 from torch import Tensor
 
 from axonn_ext import models
-from axonn_ext.bench.ranking.cases import Config, Launch
-from axonn_ext.bench.ranking.compare import Times
+from axonn_ext.bench.ranking_cases import Config, Launch, Times
 from axonn_ext.bench.train.check import compare, first_steps
 from axonn_ext.bench.train.plan import OURS, Plan, SystemSpec, Workload
 from axonn_ext.bench.train.run import time_steps
@@ -31,7 +30,7 @@ def time_configs(launch: Launch) -> list[Times]:
     with ExitStack() as opened:
         systems = [_build(launch, config, opened) for config in launch.configs]
         _check(systems)
-        timings: Mapping[str, Timing[None]] = time_steps(systems, Ranks(), launch.rounds)
+        timings: Mapping[str, Timing[None]] = time_steps(systems, "cpu", launch.rounds)
     ordered = [timings[system.name] for system in systems]
     return [Times(1e-6 * t.min_us, 1e-6 * t.median_us, 1e-6 * t.iqr_us) for t in ordered]
 

@@ -1,11 +1,11 @@
-"""The models that are trained on every grid. A step takes about a second on a shared CPU."""
+"""What `axonn-ext bench ranking` trains: a model on every grid. A step takes about a second."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from types import MappingProxyType
+from typing import NamedTuple
 
 from axonn_ext.planner import Job, Machine, Options
 from axonn_ext.planner.estimate import simulate_step
@@ -84,22 +84,16 @@ class Launch:
     configs: tuple[Config, ...]
     rounds: int
 
-    def to_json(self) -> str:
-        return json.dumps(asdict(self))
 
-    @classmethod
-    def from_json(cls, text: str) -> Launch:
-        values = json.loads(text)
-        case = values["case"]
-        configs = (
-            Config(
-                GridShape(**c["grid"]), c["layout"], PipelineOptions(**c["pipeline"]),
-                c["micro_batches"], c["overlaps"],
-            )
-            for c in values["configs"]
-        )  # fmt: skip
-        model = ModelConfig(**case["model"])
-        return cls(Case(model, case["batch_size"]), tuple(configs), values["rounds"])
+class Times(NamedTuple):
+    """The least and median times of a step over the rounds, and their interquartile range.
+
+    The least time counts, because other programs can only add to a time.
+    """
+
+    fastest_s: float
+    median_s: float
+    spread_s: float
 
 
 @dataclass(frozen=True)

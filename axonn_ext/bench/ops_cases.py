@@ -11,10 +11,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from axonn_ext.bench.loss import systems as losses
-from axonn_ext.bench.loss.run import PASSES, error_limit
-from axonn_ext.bench.optimizer import systems as optimizers
-from axonn_ext.bench.optimizer.run import right_systems
+from axonn_ext.bench import loss as losses
+from axonn_ext.bench import optimizer_systems as optimizers
+from axonn_ext.bench.loss import PASSES, error_limit
+from axonn_ext.bench.optimizer import right_systems
 from axonn_ext.calibrate.this_machine import DTYPES
 from axonn_ext.grid import Grid
 from axonn_ext.spec.optimizer import BUCKET_ELEMENTS

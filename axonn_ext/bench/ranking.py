@@ -1,45 +1,49 @@
-"""`axonn-ext bench ranking`: predicts and times every grid, and compares the orders."""
+"""`axonn-ext bench ranking`: compares the planner's order of all grids with the measured order."""
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
 import json
+import statistics
 import sys
-import tempfile
 from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from axonn_ext import settings
-from axonn_ext.bench.ranking.cases import (
+from axonn_ext.bench import launched
+from axonn_ext.bench.benchmark import add_run_options, new_parser
+from axonn_ext.bench.ranking_cases import (
     CASES,
     DEEP,
     Config,
     Launch,
     Pipelines,
+    Times,
     default_models,
     legal_configs,
     predict,
 )
-from axonn_ext.bench.ranking.compare import TOP, Row, Times, judge, markdown
 from axonn_ext.calibrate.find_machine import find_machine
 from axonn_ext.calibrate.this_machine import describe_machine
 from axonn_ext.inputs.errors import InputError
 from axonn_ext.inputs.files import FileError, read_json
 from axonn_ext.launch import process
-from axonn_ext.launch.launcher import launch as start
 from axonn_ext.launch.place import Process
 from axonn_ext.planner import Machine
 from axonn_ext.spec.pipeline import SCHEDULES
 from axonn_ext.spec.pipeline_options import PipelineOptions
 from axonn_ext.terminal.arguments import MOST_PROCESSES, whole
 from axonn_ext.terminal.console import Console
-from axonn_ext.terminal.errors import UserError, refuse_extra
+from axonn_ext.terminal.errors import UserError
 from axonn_ext.terminal.files import check_writable, write_text
 
-LAUNCH_FILE, RESULT_FILE = "launch.json", "result.json"
-
+TOP = 3
+GOOD_ENOUGH = 0.05  # a configuration this close to the best time is as good as the best
+MIN_CORRELATION = 0.8
 _SCHEDULES = tuple(name for name in SCHEDULES if name != "interleaved")  # it needs two chunks each
 DESCRIPTION = """\
 Trains small models on every grid of N ranks, one CPU thread each, and compares the order of their
@@ -58,24 +62,95 @@ example:
 """
 
 
+# --- The two orders ------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Row:
+    """A configuration and its `Times`. schedule: that of Config."""
+
+    grid: str
+    layout: str
+    schedule: str
+    predicted_s: float
+    fastest_s: float
+    median_s: float
+    spread_s: float
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """How well the orders agree.
+
+    spearman: the rank correlation. gap: how much slower the best configuration of the planner's top
+    is than the best of all.
+    """
+
+    spearman: float
+    gap: float
+
+    @property
+    def useful(self) -> bool:
+        return self.spearman >= MIN_CORRELATION and self.gap <= GOOD_ENOUGH
+
+
+def judge(rows: Sequence[Row], *, top: int = TOP) -> Verdict:
+    """Compares the orders. Raises ValueError unless there are more rows than `top`."""
+    if len(rows) <= top:
+        raise ValueError(f"judge: expected more than {top} rows, got {len(rows)}")
+    first = sorted(rows, key=lambda row: row.predicted_s)[:top]
+    measured = [row.fastest_s for row in rows]
+    gap = min(row.fastest_s for row in first) / min(measured) - 1
+    return Verdict(spearman([row.predicted_s for row in rows], measured), gap)
+
+
+def spearman(a: Sequence[float], b: Sequence[float]) -> float:
+    """Returns the correlation of the ranks; equal values get the mean of their ranks."""
+    return statistics.correlation(_ranks(a), _ranks(b))
+
+
+def _ranks(values: Sequence[float]) -> list[float]:
+    less = [sum(other < value for other in values) for value in values]
+    equal = [sum(other == value for other in values) for value in values]
+    return [count + (same - 1) / 2 for count, same in zip(less, equal, strict=True)]
+
+
+def markdown(title: str, rows: Sequence[Row], verdict: Verdict) -> str:
+    """Returns a table in the planner's order."""
+    measured = sorted(row.fastest_s for row in rows)
+    lines = [
+        f"{title}: Spearman {verdict.spearman:.2f}; the best of the planner's first {TOP} is "
+        f"{verdict.gap:.1%} slower than the best of all.",
+        "",
+        "| planner | measured | grid | layout | schedule | predicted ms | least ms | median ms "
+        "| spread |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    for place, row in enumerate(sorted(rows, key=lambda row: row.predicted_s), 1):
+        lines.append(
+            f"| {place} | {measured.index(row.fastest_s) + 1} | {row.grid} | {row.layout} "
+            f"| {row.schedule} "
+            f"| {row.predicted_s * 1e3:,.0f} | {row.fastest_s * 1e3:,.0f} "
+            f"| {row.median_s * 1e3:,.0f} | {row.spread_s / row.median_s:.0%} |"
+        )
+    return "\n".join([*lines, ""])
+
+
+# --- The command ---------------------------------------------------------------------------------
+
+
 def add_parser(benchmarks: argparse._SubParsersAction[Any]) -> None:
     """Adds the subcommand."""
-    parser = benchmarks.add_parser(
-        "ranking", help="the planner's order of grids against the measured one",
-        description=DESCRIPTION, epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False,
+    parser = new_parser(
+        benchmarks, "ranking", summary="the planner's order of grids against the measured one",
+        description=DESCRIPTION, epilog=EPILOG, run=run,
     )  # fmt: skip
     add = parser.add_argument
     add("--model", action="append", choices=tuple(CASES), metavar="NAME",
         help=f"{', '.join(CASES)}; may be given several times (default: with --pipe {DEEP}, "
         "else all others)")  # fmt: skip
-    add(
-        "--nproc",
-        type=whole(1, MOST_PROCESSES),
-        default=8,
-        metavar="N",
-        help="ranks (default: %(default)s)",
-    )
+    add("--nproc", type=whole(1, MOST_PROCESSES), default=8, metavar="N",
+        help="ranks (default: %(default)s)")  # fmt: skip
     add("--pipe", type=whole(), default=1, metavar="N",
         help="the most pipeline stages of a grid (default: %(default)s)")  # fmt: skip
     add("--schedule", choices=_SCHEDULES, help=f"of stages (default: {PipelineOptions.schedule})")
@@ -86,22 +161,19 @@ def add_parser(benchmarks: argparse._SubParsersAction[Any]) -> None:
         "after the other)")  # fmt: skip
     add("--machine", default="this", metavar="NAME|FILE.toml",
         help="what the planner plans for (default: what bench links measured)")  # fmt: skip
-    add("--rounds", type=whole(), default=5, metavar="N",
-        help="turns of every grid (default: %(default)s)")  # fmt: skip
     add("--times", type=Path, metavar="FILE",
         help="measure nothing: take the times of an earlier run, its --json")  # fmt: skip
-    add("--json", type=Path, metavar="FILE", help="write all times there")
     add("--markdown", type=Path, metavar="FILE", help="write the tables there")
+    add_run_options(parser, rounds=5, plots=False)
     add("--worker", type=Path, help=argparse.SUPPRESS)  # folder of a launch
-    parser.set_defaults(run=run)
 
 
-def run(args: argparse.Namespace, extra: Sequence[str]) -> int:
+def run(args: argparse.Namespace) -> int:
     """Runs the command; raises what `axonn_ext.cli.main` turns into messages."""
-    refuse_extra("bench ranking", extra)
     here = process.this_process()
     if args.worker is not None:
-        _run_folder(args.worker, here or Process())
+        here = here or Process()
+        launched.do_plan(args.worker, here, Launch, partial(_time_here, here))
         return 0
     if here is not None:
         raise UserError("bench ranking starts its processes itself; not under torchrun")
@@ -112,11 +184,19 @@ def run(args: argparse.Namespace, extra: Sequence[str]) -> int:
     results = {}
     for name in args.model or default_models(pipelines):
         results[name] = _rank(name, args, pipelines, machine)
-        verdict = judge(results[name])
-        table = markdown(name, results[name], verdict)
+        table = markdown(name, results[name], judge(results[name]))
         console.print(table, highlight=False, markup=False, soft_wrap=True)
     _write(args, results)
     return 0 if all(judge(rows).useful for rows in results.values()) else 1
+
+
+def _time_here(here: Process, plan: Launch) -> list[Times]:
+    """Times on one rank what the plan says."""
+    # Imported here, as torch's distributed training takes a second to load.
+    from axonn_ext.bench.ranking_ranks import time_configs
+
+    with launched.meeting("ranking", plan, here, "cpu"):
+        return time_configs(plan)
 
 
 def _pipelines(args: argparse.Namespace) -> Pipelines:
@@ -151,21 +231,15 @@ def _rank(name: str, args: argparse.Namespace, pipelines: Pipelines, machine: Ma
     if args.times is None:
         text = f"timing {name} on {len(configs)} grids of {args.nproc} ranks"
         Console(stderr=True).print(text, style="dim", highlight=False)
-        measured = _measure(Launch(case, configs, args.rounds), args.nproc)
+        plan = Launch(case, configs, args.rounds)
+        found = launched.start("ranking", plan, args.nproc)
+        measured = [Times(*times) for times in found]
     else:
         measured = _read_times(args.times, name, configs)
     return [
         Row(config.grid.short(), config.layout, config.schedule, seconds, *times)
         for config, seconds, times in zip(configs, predicted, measured, strict=True)
     ]
-
-
-def _measure(launch: Launch, num_ranks: int) -> list[Times]:
-    with tempfile.TemporaryDirectory(prefix="axonn_ext_ranking_") as folder:
-        path = Path(folder)
-        (path / LAUNCH_FILE).write_text(launch.to_json())
-        start(num_ranks, ["bench", "ranking", "--worker", folder])
-        return [Times(*times) for times in json.loads((path / RESULT_FILE).read_text())]
 
 
 def _read_times(path: Path, name: str, configs: Sequence[Config]) -> list[Times]:
@@ -195,38 +269,20 @@ def _is_time(value: object) -> bool:
     return isinstance(value, int | float) and 0 <= value < sys.float_info.max
 
 
-def _run_folder(folder: Path, here: Process) -> None:
-    """Times on one rank what the file in the folder says; rank 0 writes the result there."""
-    from axonn_ext.bench.ranking.ranks import time_configs
-
-    launch = Launch.from_json((folder / LAUNCH_FILE).read_text())
-    store = process.open_store(here)
-    process.meet(store, here, lambda: process.plan_values("bench ranking", launch))
-    process.set_threads(here, 1)
-    with process.process_group(here, store):
-        times = time_configs(launch)
-    if here.rank == 0:
-        (folder / RESULT_FILE).write_text(json.dumps(times))
-
-
 def _write(args: argparse.Namespace, results: dict[str, list[Row]]) -> None:
+    verdicts = {name: judge(rows) for name, rows in results.items()}
     if args.json is not None:
         models = [
-            {
-                "model": name,
-                "spearman": judge(rows).spearman,
-                "gap": judge(rows).gap,
-                "rows": [dataclasses.asdict(row) for row in rows],
-            }
+            {"model": name, **dataclasses.asdict(verdicts[name]),
+             "rows": [dataclasses.asdict(row) for row in rows]}
             for name, rows in results.items()
-        ]
-        links = dict(settings.load().emulated_links)
+        ]  # fmt: skip
         content = {
             "machine": describe_machine(threads=1),
-            "emulated_links": links,
+            "emulated_links": dict(settings.load().emulated_links),
             "models": models,
         }
         write_text("--json", args.json, json.dumps(content, indent=1) + "\n")
     if args.markdown is not None:
-        tables = [markdown(name, rows, judge(rows)) for name, rows in results.items()]
+        tables = [markdown(name, rows, verdicts[name]) for name, rows in results.items()]
         write_text("--markdown", args.markdown, "\n".join(tables))
