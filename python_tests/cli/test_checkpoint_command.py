@@ -57,6 +57,16 @@ def test_verify_names_what_is_damaged_and_offers_another(trained, tmp_path, caps
     assert "damaged" in call(capsys, "list", run)[1]
 
 
+def test_a_damaged_checkpoint_does_not_hide_the_others(trained, tmp_path, capsys) -> None:
+    shutil.copytree(trained, tmp_path / "run")
+    (tmp_path / "run" / "checkpoints" / "step-00000003" / "manifest.json").write_text("{}")
+    status, out = call(capsys, "list", tmp_path / "run")
+    assert status == 0
+    damaged, whole = (line.split() for line in out.splitlines()[1:3])
+    assert (damaged[0], damaged[1]) == ("3", "damaged:")
+    assert (whole[0], whole[-1]) == ("6", "latest")
+
+
 def test_reshard_keeps_every_bit(trained, tmp_path, capsys) -> None:
     status, out = call(capsys, "reshard", trained, tmp_path / "copy", "--files", "3")
     assert status == 0 and "in 3 files" in out

@@ -94,6 +94,37 @@ def test_a_tenth_of_the_steps_warms_up(model, data, options, warmup, monkeypatch
     assert finetune(model, data, Path("unused"), *options) == 0
 
 
+@pytest.mark.parametrize(
+    ("longest", "options", "expected"),
+    [
+        (4096, (), {"model.sequence_length": "1024", "optim.lr": "2e-5"}),
+        (512, (), {"model.sequence_length": "512"}),
+        (4096, ("--sequence-length", "2048"), {"model.sequence_length": "2048"}),
+        (4096, ("--lora", "4"), {"optim.lr": "2e-4", "lora.rank": "4", "lora.alpha": "8"}),
+        (4096, ("--lora", "4", "--lora-alpha", "3"), {"lora.alpha": "3.0"}),
+        (4096, ("--lora", "4", "--lr", "1e-3"), {"optim.lr": "0.001"}),
+    ],
+)
+def test_what_is_left_out_is_as_help_says(
+    model, data, tmp_path, longest, options, expected, monkeypatch
+) -> None:
+    given: dict[str, str] = {}
+
+    def stop(args: argparse.Namespace, arguments: list[str], *, note: str) -> int:
+        pairs = (argument.removeprefix("--").split("=", 1) for argument in arguments)
+        given.update((key, value) for key, value in pairs)
+        return 0
+
+    long = tmp_path / "model"
+    shutil.copytree(model, long)
+    config = json.loads((long / "config.json").read_text())
+    (long / "config.json").write_text(json.dumps(config | {"max_position_embeddings": longest}))
+    monkeypatch.setattr("axonn_ext.cli.train.run", stop)
+    command = ["finetune", "--model", long, "--data", data, "--steps", 2, *options]
+    assert main([str(word) for word in command]) == 0
+    assert {key: given[key] for key in expected} == expected
+
+
 def test_adapters_train_alone_and_resume(model, data, tmp_path, capsys) -> None:
     options = ("--lora", 4, "--checkpoint.interval", 3, "--optim.final_lr_fraction", 1)
     assert finetune(model, data, tmp_path / "whole", "--steps", 6, *options) == 0

@@ -17,6 +17,7 @@ from axonn_ext.planner.simulation.events import COMPUTE
 from axonn_ext.planner.step.program import make_program
 from axonn_ext.planner.step.volumes import all_collectives
 from axonn_ext.spec.grid import GridShape
+from axonn_ext.spec.optimizer import OptimizerOptions
 from axonn_ext.spec.parallel import Overlap
 from axonn_ext.spec.presets import PRESETS
 
@@ -102,3 +103,20 @@ def test_sizes(value: float, expected: str) -> None:
 )
 def test_durations(seconds: float, expected: str) -> None:
     assert cells.duration(seconds) == expected
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        (Options(), "sharded, overlap"),
+        (Options(layout="replicated", overlap=None), "replicated"),
+        (Options(recompute="full"), "sharded, recompute full, overlap"),
+        (Options(save_gathered=True), "sharded, save gathered, overlap"),
+        (Options(reshard_after_forward=False), "sharded, weights kept, overlap"),
+        (Options(heads_over_y=True), "sharded, heads over y, overlap"),
+        (Options(overlap=Overlap(prefetch=3)), "sharded, overlap (3 ahead)"),
+        (Options(optimizer=OptimizerOptions(2, "cpu")), "sharded, overlap, zero 2, offload cpu"),
+    ],
+)
+def test_layout_overlap_and_what_is_no_default_are_told(options: Options, text: str) -> None:
+    assert cells.options(Job(PRESETS["gpt2-small"], GridShape(z=8), options, 64)) == text

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from axonn_ext.cli.main import main
+from axonn_ext.cli.tokenize import _ending_as_interrupted
 from axonn_ext.data import open_vocabulary, units
 from axonn_ext.data.processes import ordered_results
 from axonn_ext.data.units import UNIT_BYTES, Piece, find_units, pieces, read_unit
@@ -333,6 +334,18 @@ def test_an_interrupted_run_leaves_nothing(
     assert process.wait(timeout=HANG_SECONDS) == 130
     assert list((tmp_path / "out").iterdir()) == []
     assert "Traceback" not in (tmp_path / "log").read_text()
+
+
+@pytest.mark.parametrize("handler", [signal.SIG_IGN, signal.SIG_DFL])
+def test_a_signal_that_nohup_ignores_stays_ignored(handler: signal.Handlers) -> None:
+    before = signal.signal(signal.SIGHUP, handler)
+    try:
+        with _ending_as_interrupted():
+            assert (signal.getsignal(signal.SIGHUP) == handler) == (handler is signal.SIG_IGN)
+            assert signal.getsignal(signal.SIGTERM) not in (signal.SIG_IGN, signal.SIG_DFL)
+        assert signal.getsignal(signal.SIGHUP) == handler
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 def test_progress_without_a_terminal(tmp_path: Path) -> None:

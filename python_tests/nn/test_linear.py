@@ -125,6 +125,32 @@ def test_options_change_no_result(pool, role):
         assert not failures, "\n".join(failures)
 
 
+def gradients_of_three_linears(rows: int) -> float:
+    """The error where others run before the first one's backward, in both halves of a workspace."""
+    grid = grid_of(GridShape(z=4))
+    keeps = {"save_gathered": True, "reshard_after_forward": False}
+    layers = [
+        nn.Linear(8, 8, grid=grid, role="expand", algorithm="fused", dtype=torch.float64, **keeps)
+        for _ in range(3)
+    ]
+    torch.manual_seed(7)
+    x = torch.randn(4 * rows, 8, dtype=torch.float64)
+    states = [full_state_dict(layer) for layer in layers]
+    wanted = x.clone().requires_grad_()
+    y = wanted
+    for state in states:
+        y = torch.nn.functional.linear(y, state["weight"], state["bias"])
+    y.sum().backward()
+    own = grid.shard(x, layers[0].input_dims).requires_grad_()
+    layers[2](layers[1](layers[0](own))).sum().backward()
+    return relative_error(grid.unshard(own.grad, layers[0].input_dims), wanted.grad)
+
+
+@pytest.mark.parametrize("rows", [1, 64])  # with many, the gathered weight is joined in one piece
+def test_what_is_kept_outlives_the_next_call(pool, rows):
+    assert max(pool(4).run(gradients_of_three_linears, rows)) <= bound(torch.float64, 24)
+
+
 def gradients_of(algorithm: str, shape: GridShape, **options: object) -> list[torch.Tensor]:
     """y, dx, dweight and dbias on this rank; large enough to be cut into chunks."""
     grid = grid_of(shape)

@@ -81,6 +81,21 @@ def test_values_and_gradients(pool, world_size, op, dim, algorithm):
         assert not failures, "\n".join(failures)
 
 
+def gather_in_own_layouts(columns: int) -> float:
+    """The error of a product whose shards lie row-major on rank 0, column-major on the others."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    shards = [draw(4, 6, dtype=torch.float64, rank=r, requires_grad=False) for r in range(size)]
+    b = draw(6, columns, dtype=torch.float64, rank=0, requires_grad=False)
+    own = shards[rank] if rank == 0 else shards[rank].t().contiguous().t()
+    y = ops.all_gather_matmul(own, b, world(), algorithm="fused")
+    return relative_error(y, torch.cat(shards) @ b)
+
+
+@pytest.mark.parametrize("columns", [1, 64])  # with many, shards are joined before the product
+def test_ranks_may_hold_their_shards_in_other_layouts(pool, columns):
+    assert max(pool(4).run(gather_in_own_layouts, columns)) <= bound(torch.float64, 6)
+
+
 def check_collectives(algorithm: str) -> None:
     rank, size = dist.get_rank(), dist.get_world_size()
     axis = AxisGroup("x", world().group_name, size, rank, world())
