@@ -232,6 +232,7 @@ def remove_modules(folder: Path, *, keep: Sequence[str]) -> None:
 
 
 def build_command(report: str, base: Path, left_out: Mapping[str, str]) -> Any:
+    import torch
     from torch.utils.cpp_extension import (
         BuildExtension,
         check_compiler_is_gcc,
@@ -254,8 +255,8 @@ def build_command(report: str, base: Path, left_out: Mapping[str, str]) -> Any:
             # editable build would otherwise use, and remove, a new temporary folder; wheels and
             # editable installs share their objects.
             self.build_temp = str(ROOT / base / "objects" / ext.name.rpartition(".")[2])
-            if ext is self.extensions[0] and check_compiler_is_gcc(get_cxx_compiler()):
-                print("axonn_ext: compiling the headers of torch, once for all files", flush=True)
+            is_gcc = check_compiler_is_gcc(get_cxx_compiler())
+            if ext is self.extensions[0] and is_gcc and torch.version.hip is None:
                 ext.extra_compile_args += precompile(ROOT / base / "headers", self.command_of(ext))
             super().build_extension(ext)
 

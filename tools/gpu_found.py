@@ -99,7 +99,7 @@ def of_rows(path: Path, log: Path) -> Found:
         words = [f"{len(names)} {status}" for status, names in by_status.items()]
         words += [f"{status}: {some(by_status[status])}" for status in wrong]
         return Found(", ".join(words), bool(wrong), ran=set(by_status) != {"not run"})
-    incorrect = [row for row in rows if row.get("correct") is False]
+    incorrect = [row for row in rows if row.get("correct") is False or row.get("problem")]
     line = f"{len(rows)} rows: " if rows else ""
     line += f"{len(incorrect)} WRONG: " if incorrect else ""
     return Found(line + last, bool(incorrect))
@@ -125,6 +125,7 @@ def read_rows(path: Path) -> list[Json]:
 
 
 def last_line(log: Path) -> str:
-    """Behind the first line, which is the command."""
+    """Behind the first line, which is the command; not which files it has written."""
     lines = log.read_text(encoding="utf-8", errors="replace").splitlines()[1:]
-    return next((line.strip()[:MAX_LINE] for line in reversed(lines) if line.strip()), "")
+    said = (line.strip() for line in reversed(lines) if not line.startswith("written: "))
+    return next((line[:MAX_LINE] for line in said if line), "")

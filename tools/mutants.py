@@ -121,7 +121,7 @@ def run(mutants: list[Mutant]) -> int:
         # As `make test-cpp` does, whose objects ccache has.
         options = ["-DAXONN_WERROR=ON", "-DAXONN_SANITIZE=", "--log-level=WARNING"]
         subprocess.run(["cmake", "-S", ".", "-B", CPP_BUILD, "-G", "Ninja", *options], check=True)
-    for mutant in {mutant.tests: mutant for mutant in mutants}.values():
+    for mutant in {(mutant.tests, mutant.is_op): mutant for mutant in mutants}.values():
         if run_tests(mutant)[0]:
             raise ValueError(f"{mutant.tests}: expected that they pass without a mistake")
     # A mistake could be as long, and made in the same second, as what was compiled before.
@@ -132,9 +132,9 @@ def run(mutants: list[Mutant]) -> int:
         path.write_text(mutant.edited(Path.cwd()))
         status, test = run_tests(mutant)
         path.write_text(text)
-        if mutant.is_op:
-            build_extension()
-        is_wrong = (status == _FAILED) == bool(mutant.because)
+        if mutant.is_op and not build_extension():
+            raise RuntimeError(f"{mutant.name}: the extension cannot be built any more")
+        is_wrong = status != (0 if mutant.because else _FAILED)
         wrong += is_wrong
         found = f"noticed by {test}" if status == _FAILED else f"survives (status {status})"
         print(f"{'! ' * is_wrong}{mutant.name}: {found}", flush=True)

@@ -206,6 +206,7 @@ class Benchmark(Generic[R]):
     check        raises UserError for what cannot be timed
     run          yields groups of rows that were timed together. It gets the arguments, and what it
                  must call after each round
+    operands     what --dtype is the dtype of
     draw         draws all rows, with a line of small text, into a file; None: there is no chart
     """
 
@@ -222,6 +223,7 @@ class Benchmark(Generic[R]):
     num_names: int = 1
     legend: str = ""
     draw: Callable[[Sequence[R], str, Path], None] | None = None
+    operands: str = "operands"
     dtypes: Sequence[str] = ("bf16", "fp16", "fp32")
     rounds: int = ROUNDS
 
@@ -234,11 +236,14 @@ class Benchmark(Generic[R]):
         self.add_options(parser)
         add = parser.add_argument
         add("--dtype", choices=self.dtypes, default="bf16",
-            help="of the op's operands (default: %(default)s)")  # fmt: skip
+            help=f"dtype of the {self.operands} (default: %(default)s)")  # fmt: skip
         add_device(parser)
         add("--threads", type=whole(0, MOST_THREADS), default=1, metavar="N",
             help="threads; 0: one for each core (default: %(default)s)")  # fmt: skip
-        add_run_options(parser, rounds=self.rounds, plots=self.draw is not None)
+        add_run_options(
+            parser, rounds=self.rounds, json=", after each group of rows",
+            plots=self.draw is not None,
+        )  # fmt: skip
 
     def run_command(self, args: argparse.Namespace) -> int:
         """Runs the command; returns 1 if a system is wrong. Raises UserError for a mistake."""

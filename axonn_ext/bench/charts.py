@@ -65,7 +65,7 @@ def patches(colors: Mapping[str, str]) -> list[Any]:
 
 
 def add_legend(figure: Figure, handles: Sequence[Any], *, left: float, inches: float) -> None:
-    """Adds a legend in one line, so many inches below the top."""
+    """Adds a legend in one line, `inches` below the top."""
     top = 1 - inches / figure.get_figheight()
     figure.legend(handles=handles, loc="upper left", bbox_to_anchor=(left, top), frameon=False,
                   ncols=len(handles), labelcolor=INK, fontsize=9, borderaxespad=0,

@@ -50,7 +50,7 @@ def do_plan(folder: Path, here: Process, kind: type[P], work: Callable[[P], obje
 def meeting(
     command: str, plan: DataclassInstance, here: Process, device: str, *, threads: int = 1
 ) -> Iterator[None]:
-    """Has a process group inside, of ranks with so many threads and with the same plan.
+    """Has a process group inside, of ranks with the same plan and number of threads.
 
     threads: 0: each rank's share of the cores
     Raises: UserError if another rank has found a mistake of the user.

@@ -335,6 +335,7 @@ examples:
   axonn-ext bench loss
   axonn-ext bench loss --rows 4096 --vocab 128256 --dtype fp32 --threads 0 --json loss.json
 """,
+    operands="logits",
     columns={
         "": lambda row: row.system,
         **columns_in_ms(1),

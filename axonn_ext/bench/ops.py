@@ -127,10 +127,10 @@ OPS: Benchmark[OpRow] = Benchmark(
     "ops", "ops that move memory, against torch's and the speed of a copy",
     description="""\
 Times ops that move much memory and compute little, on one rank: sums of slots, as fused
-reduce-scatters make them; initial values from Philox; cross-entropy; a
-step of AdamW. Each takes turns with torch's own way and with a copy. The floor of an op is the time
-that the bytes which it must move take at the speed of this copy. A result that is wrong gets no
-time, and the exit status is 1. docs/benchmarks.md tells how to read the numbers.""",
+reduce-scatters make them; initial values from Philox; cross-entropy; a step of AdamW. Each takes
+turns with torch's own way and with a copy. The floor of an op is the time that the bytes which it
+must move take at the speed of this copy. A result that is wrong gets no time, and the exit status
+is 1. docs/benchmarks.md tells how to read the numbers.""",
     epilog="""\
 examples:
   axonn-ext bench ops

@@ -62,7 +62,7 @@ _ON_DISK = 12  # masters and moments in fp32
 
 @dataclass(frozen=True, kw_only=True)
 class OptimizerRow(SystemRow):
-    """A step of AdamW over so many elements, with its state in one place.
+    """A step of AdamW over `elements`, with its state in one place.
 
     elements_per_ns            elements / median_us, in thousands of millions a second
     vs_torch                   the median, over the rounds, of torch's time over this one's
@@ -250,6 +250,7 @@ examples:
   axonn-ext bench optimizer
   axonn-ext bench optimizer --elements 16e6 --dtype fp32 --threads 0 --json optimizer.json
 """,
+    operands="weights",
     columns={
         "": lambda row: row.system,
         **columns_in_ms(2),

@@ -117,7 +117,6 @@ def _progress(plan: Plan, here: Process) -> Iterator[_Bar]:
     if here.rank != 0 or not sys.stderr.isatty():
         yield _Bar(None, num_rounds)
         return
-    # Imported here, since a program that shows nothing does not need rich.
     from rich.progress import (
         BarColumn,
         MofNCompleteColumn,

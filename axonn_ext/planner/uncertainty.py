@@ -7,7 +7,8 @@ Each part of the range of a step has its source in the machine's file, or is cal
 * The slowest of many ranks sets the pace.
 * Collectives that run beside computation take some of its units (SMs or CUs).
 
-Errors of the model as such are no part of it; docs/planner_fit.md compares it with published runs.
+Errors of the model as such are no part of a StepRange; docs/planner_fit.md compares predictions
+with published runs.
 """
 
 from __future__ import annotations

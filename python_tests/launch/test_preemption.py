@@ -115,6 +115,19 @@ def test_a_job_that_cannot_save_ends_at_once(monkeypatch, why) -> None:
     assert any(line.startswith(expected[why]) for line in lines)
 
 
+def test_the_more_ranks_the_longer_they_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(preemption, "AGREE_SECONDS", 0.0)
+    monkeypatch.setattr(preemption, "AGREE_SECONDS_PER_RANK", HANG_SECONDS)
+    ended: list[int] = []
+    job = Job(HashStore(), 2, end_process=ended.append)
+    with job.bells[0], job.stops[0]:
+        job.stops[0].hear(signal.SIGTERM)
+        time.sleep(0.3)
+        with job.bells[1], job.stops[1]:
+            wait_until(lambda: all(stop._ready.is_set() for stop in job.stops), "that both agree")
+    assert ended == []
+
+
 def test_if_one_rank_gives_up_none_saves(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(preemption, "AGREE_SECONDS", 0.3)
     ended: list[int] = []

@@ -198,6 +198,8 @@ def rows_stage(folder: Path, content: object, *, status: int = 0, ending: str = 
         ([{"us": 1.0}], 0, "ok", "1 rows: the last line"),
         ({"rows": [{"correct": False}, {"correct": True}]}, 1, "failed",
          "2 rows: 1 WRONG: the last line"),
+        ({"rows": [{"problem": ""}, {"problem": "differs"}]}, 1, "failed",
+         "2 rows: 1 WRONG: the last line"),
         ({"findings": []}, 0, "ok", "the last line"),
         ({"findings": [{"name": "cuda:0", "status": "problem"}] + [{"name": "torch",
           "status": "ok"}] * 3}, 1, "failed", "1 problem, 3 ok, problem: cuda:0: the last line"),
@@ -215,8 +217,9 @@ def test_rows_are_counted(check, tmp_path: Path, content, status, expected, foun
 
 
 def test_a_wrong_row_fails_a_stage_that_is_cut(check, tmp_path: Path):
-    check.run_row((rows_stage(tmp_path, {"rows": [{"correct": False}]}, ending=HANGS),))
-    assert check.outcomes["found"].status == "failed"
+    for wrong in ({"correct": False}, {"problem": "differs"}):
+        check.run_row((rows_stage(tmp_path, {"rows": [wrong]}, ending=HANGS),))
+        assert check.outcomes["found"].status == "failed"
     check.run_row((rows_stage(tmp_path, {"rows": [{"correct": True}]}, ending=HANGS),))
     assert check.outcomes["found"].status == "time was up"
     assert check.outcomes["found"].found.startswith("1 rows")

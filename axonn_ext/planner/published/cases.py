@@ -27,7 +27,7 @@ _SIMULATED = 60  # configurations of each x y
 
 
 class BlockOverlap(NamedTuple):
-    """Overlap with a budget of so many blocks beside the one in use; see published.toml."""
+    """Overlap with a budget of so many blocks beside the one in use; see runs.toml."""
 
     prefetch: int
     deferred: int

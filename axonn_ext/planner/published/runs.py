@@ -35,7 +35,7 @@ _FITTED = re.compile(r"^(slowdown = )[0-9.]+( +# fitted)", re.MULTILINE)
 
 @dataclass(frozen=True)
 class Run(Case):
-    """One published run; see published.toml.
+    """One published run; see runs.toml.
 
     reported: the fraction of peak, by the rule `flops`.
     """
@@ -106,7 +106,7 @@ def read_published() -> Table:
 
 
 def load_runs() -> tuple[tuple[Run, ...], tuple[OutOfScope, ...]]:
-    """Reads all of published.toml."""
+    """Reads all of runs.toml."""
     file = read_published()
     models, sources = file.table("models"), file.table("sources")
     runs = tuple(_read_run(row, models, sources) for row in file.tables("runs"))

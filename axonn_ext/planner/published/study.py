@@ -1,6 +1,6 @@
 """Published studies as data: what was run, how, on what, and the figures that were reported.
 
-A study is a file of planner/studies; docs/published.md explains its keys.
+A study is a file of planner/published/studies; docs/published.md explains its keys.
 """
 
 from __future__ import annotations
@@ -168,16 +168,16 @@ def _machine(name: str, changed: Table | None) -> Machine:
 
 
 def _published_rows(file: Table) -> list[Row]:
-    """Returns the study's rows among the runs of published.toml, whose sources it names."""
+    """Returns the study's rows among the runs of runs.toml, whose sources it names."""
     names = [source.text("name") for source in _compared(file)]
     return [_published_row(run) for run in load_runs()[0] if run.source in names]
 
 
 def _compared(file: Table) -> list[Table]:
-    """Returns the sources of published.toml that the study names."""
+    """Returns the sources of runs.toml that the study names."""
     keys, sources = file.list("compared"), read_published().table("sources")
     if not all(isinstance(key, str) and sources.has(key) for key in keys):
-        raise file.error("compared", "an array of sources of published.toml")
+        raise file.error("compared", "an array of sources of runs.toml")
     return [sources.table(key) for key in keys]
 
 
