@@ -116,7 +116,7 @@ def test_a_job_that_cannot_save_ends_at_once(monkeypatch, why) -> None:
 
 
 def test_the_more_ranks_the_longer_they_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(preemption, "AGREE_SECONDS", 0.0)
+    monkeypatch.setattr(preemption, "AGREE_SECONDS", 0.01)
     monkeypatch.setattr(preemption, "AGREE_SECONDS_PER_RANK", HANG_SECONDS)
     ended: list[int] = []
     job = Job(HashStore(), 2, end_process=ended.append)
