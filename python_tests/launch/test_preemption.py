@@ -120,6 +120,7 @@ def test_the_more_ranks_the_longer_they_are_waited_for(monkeypatch: pytest.Monke
     monkeypatch.setattr(preemption, "AGREE_SECONDS_PER_RANK", HANG_SECONDS)
     ended: list[int] = []
     job = Job(HashStore(), 2, end_process=ended.append)
+    job.stops[1]._end_process = ended.append
     with job.bells[0], job.stops[0]:
         job.stops[0].hear(signal.SIGTERM)
         time.sleep(0.3)
