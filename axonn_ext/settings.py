@@ -1,14 +1,17 @@
 """The only module that reads environment variables.
 
 AXONN_TIMEOUT_SECONDS         how long a rank waits for a peer as the ranks of a job meet, inside an
-                              op on the CPU, in the first call of a group, or for a collective of
-                              axonn_ext.overlap or of our NCCL communicators (default 600)
+                              op on the CPU, in the first call of a group, while NCCL is connected,
+                              for its answer while "auto" is settled, or for a collective of
+                              axonn_ext.overlap or of our NCCL communicators; from 0.001 to 2000000
+                              (default 600)
 AXONN_SYMMETRIC_MEMORY_BYTES  the address space that is reserved per rank and group for fused ops,
                               and for messages from a stage of a pipeline to another one of its
-                              host; memory is allocated only when it is used (default 32 GiB)
-AXONN_CACHE_DIR               the folder in which measurements are kept between runs; empty: they
-                              are not kept (default $XDG_CACHE_HOME/axonn_ext, else
-                              ~/.cache/axonn_ext)
+                              host; memory is allocated only when it is used; from 2^20 to 2^46
+                              (default 34359738368, 32 GiB)
+AXONN_CACHE_DIR               the folder in which measurements, and the stamps of
+                              `axonn-ext verify`, are kept between runs; empty: they are not kept
+                              (default $XDG_CACHE_HOME/axonn_ext, else ~/.cache/axonn_ext)
 AXONN_PRODUCT_KERNELS         kernels besides torch's own that a warm-up and `axonn-ext tune` may
                               measure, and Linears may use, for whole products on GPUs: any of
                               cublaslt, triton and fused_sm90, separated by commas; empty: none
@@ -33,7 +36,7 @@ AXONN_FUSED_FREE_SMS          the SMs of a GPU that every GEMM of algorithm="fus
                               kernels that run at the same time, at most half of them. A GEMM that
                               finds some of its SMs occupied can take up to twice its time (default:
                               as many as the collectives of axonn_ext.overlap that are under way
-                              take, so none without any)
+                              take, which is max_ctas or 24 each, so none without any)
 AXONN_EMULATED_LINKS          for CPU ranks of one host, the GB/s that a rank sends along each axis,
                               like x=2.0,y=1.0,z=0.5,data=0.25; collectives sleep until such a link
                               would be done, and nothing is fused along these axes (default empty:

@@ -21,19 +21,40 @@ Json = dict[str, Any]
 class Row:
     """One algorithm on one op, shape and grid.
 
-    Times are those of one call on the slowest rank, in microseconds. None means that a number was
-    not measured or is not defined.
+    Times are those of one call on the slowest rank, in microseconds. t is median_us. None means
+    that a number was not measured or is not defined.
 
-    median_us, min_us, iqr_us    over the batches; None if the result was wrong
-    floor_us                     median of computation alone
-    collective_us                median of the collectives alone; None if nothing is sent
-    speedup                      t_sequential / t
-    ratio_to_floor               t / t_floor
-    hidden_share                 (t_sequential - t) / (t_sequential - t_floor)
-    overlap_efficiency           (t_floor + t_collective - t) / min(t_floor, t_collective)
-    rel_error, error_limit       the error of the worst output on the worst rank, and the error that
-                                 rounding explains; rel_error is None for NaN, infinity or another
-                                 shape
+    op                  the op, as in the command
+    grid                the sizes of the five axes
+    shape               the global sizes
+    dtype               the dtype of inputs and results; sums are accumulated in fp32 (for fp64, in
+                        fp64)
+    options             role and layout, where the op has them
+    algorithm           how it was computed
+    correct             whether all results were right; if not, there is no time
+    median_us           median over the batches
+    min_us              the fastest batch
+    iqr_us              "spread": width of the middle half of the batches
+    floor_us            compute alone, t_floor; the same in all rows of a table
+    floor_iqr_us        the spread of the floor
+    collective_us       the collectives alone, t_collective; None if nothing is sent
+    collective_iqr_us   the spread of the collectives
+    speedup             t_sequential / t: the speed relative to product and collective without this
+                        library
+    ratio_to_floor      "x floor": t / t_floor. At 1.00, communication is free
+    hidden_share        "hidden": (t_sequential - t) / (t_sequential - t_floor): how much of what
+                        "sequential" adds to the floor is gone. At 1, all of it is; below 0, t is
+                        slower than "sequential"; above 1, t is faster than the floor
+    overlap_efficiency  "overlap": (t_floor + t_collective - t) / min(t_floor, t_collective). At 1,
+                        the shorter of both vanishes behind the longer one, as with perfect overlap
+                        of these two; above 1, communication is also cheaper than c10d's
+    rel_error           the error of the worst output on the worst rank; None for NaN, infinity or
+                        another shape
+    error_limit         the error that rounding explains
+    worst_output        the worst output: y, dx, or the gradient of the named parameter
+    batches             the number of batches that the median is taken of
+    calls_per_batch     the number of calls in the last batch
+    threads             the threads of each rank
     """
 
     op: str
@@ -129,11 +150,14 @@ MAX_NAMED = 5
 class Comparison:
     """ "auto" and another algorithm, compared in all cases, a grid and a shape, that both ran.
 
-    worst_ratio      the largest t_auto / t_other
-    worst_case       the case with this ratio
-    worst_spread     the larger of both middle halves over its median, in that case
-    mean_speedup     the geometric mean of t_other / t_auto
-    slower           the cases in which "auto" takes longer by more than `tolerance`
+    op, against   the op, and the algorithm with which "auto" is compared
+    num_cases     the number of grids and shapes where both have a time
+    worst_ratio   the largest t_auto / t_other
+    worst_case    the grid and shape with this ratio
+    worst_spread  the larger of both spreads there, each over its median
+    mean_speedup  the geometric mean of t_other / t_auto
+    tolerance     by how much longer "auto" may take, as a share
+    slower        the cases above 1 + tolerance
     """
 
     op: str

@@ -24,10 +24,11 @@ class CommunicationRecord:
     """One collective that was issued.
 
     axis            the axis of the Grid; for another group its description or else its name
-    collective      "all_gather", "reduce_scatter", "all_reduce", or another of torch.distributed
+    collective      "all_gather", "reduce_scatter", "all_reduce", "send" (between the stages of a
+                    pipeline, too), or another of torch.distributed
     bytes_per_rank  the bytes that a rank sends in the bandwidth-optimal algorithm (see
                     trace_communication)
-    op              the op that issued it, such as "axonn::linear_forward" or "c10d::allreduce_"
+    op              whose call issued it, such as "axonn::linear_forward" or "c10d::allreduce_"
     dtype           the dtype in which the data crosses ranks
     group_size      the number of ranks that take part
     """

@@ -22,21 +22,23 @@ MAX_INTEGER = 2**63 - 1
 
 @dataclass(frozen=True)
 class StepMetrics:
-    """One optimizer step, counted from 1.
+    """One optimizer step.
 
-    loss          the mean over the labels of the global batch, before the update
-    grad_norm     the norm of all gradients before clipping; None if they overflowed fp16, so that
-                  the step was skipped
-    tokens        the tokens of all steps up to this one
-    tokens_per_s  the rate of the whole job
-    tflops        10**12 model flops per second of the whole job (ModelConfig.flops_per_token)
-    memory_bytes  the peak memory of rank 0 so far
-    eta_s         the seconds that the rest of the run should take
-    loss_scale    what the loss was multiplied by before backward; 1 but for fp16
-    skipped_steps the steps up to this one whose gradients overflowed fp16
-    dropped       the share of the labels that Goldfish loss left out of the global batch
+    step           its number, from 1
+    loss           the mean over the labels of the global batch, before the update
+    grad_norm      the norm of all gradients before clipping; None if they overflowed fp16, so that
+                   the step was skipped
+    lr             the learning rate
+    tokens         the tokens of all steps up to this one
+    tokens_per_s   the rate of the whole job
+    tflops         10**12 model flops per second of the whole job (ModelConfig.flops_per_token)
+    memory_bytes   the peak memory of rank 0 so far
+    eta_s          the seconds that the rest of the run should take
+    loss_scale     what the loss was multiplied by before backward; 1 but for fp16
+    skipped_steps  the steps up to this one whose gradients overflowed fp16
+    dropped        the share of the labels that Goldfish loss left out of the global batch
     hardware_tflops, peak_fraction, whole_peak_fraction
-                  see train.rates.Speed; the last two are None if train.machine is empty
+                   see train.rates.Speed; the last two are None if train.machine is empty
     """
 
     step: int
@@ -58,7 +60,12 @@ class StepMetrics:
 
 @dataclass(frozen=True)
 class EvaluationMetrics:
-    """The loss on the held-out text after `step` steps."""
+    """The loss on the held-out text.
+
+    step       the number of steps before it
+    tokens     the tokens of these steps
+    eval_loss  the mean over the labels of the held-out text
+    """
 
     step: int
     tokens: int

@@ -412,9 +412,3 @@ def too_large() -> list[str]:
 def test_an_algorithm_that_fails_is_an_error_and_no_choice(pool):
     for [error] in pool(2).run(too_large):
         assert "bytes of symmetric memory" in error
-
-
-def test_the_variable_is_documented():
-    interfaces = (Path(__file__).parents[2] / "docs" / "interfaces.md").read_text()
-    assert "| `AXONN_CACHE_DIR` |" in interfaces
-    assert "AXONN_CACHE_DIR" in (settings.__doc__ or "")

@@ -1,0 +1,144 @@
+"""Writes the tables of docs/ that come from the code, between marks such as <!-- ops: begin -->.
+
+    python tools/docs_tables.py
+
+Most take their words from docstrings, where each name is followed by what it means.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
+
+from axonn_ext import CommunicationRecord, ops, settings
+from axonn_ext.bench.results import Comparison, Row
+from axonn_ext.ops.spec import OpSpec
+from axonn_ext.ops.specs import SPECS
+from axonn_ext.overlap import Overlap
+from axonn_ext.train.metrics import EvaluationMetrics, StepMetrics
+from axonn_ext.train.shared import MAY_DIFFER
+
+DOCS = Path(__file__).resolve().parents[1] / "docs"
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def described(docstring: str | None, names: Sequence[str]) -> dict[tuple[str, ...], str]:
+    """Returns what a docstring says of the names: the text behind them, and indented lines below.
+
+    A line may begin with several names, separated by commas. Raises ValueError for a name of which
+    it says nothing.
+    """
+    found: dict[tuple[str, ...], str] = {}
+    begun: tuple[str, ...] = ()
+    for line in inspect.cleandoc(docstring or "").splitlines():
+        first = re.match(r"(\w+(?:, \w+)*)(?:  +|$)", line)
+        if first is not None and set(first[1].split(", ")) <= set(names):
+            begun = tuple(first[1].split(", "))
+            found[begun] = line[first.end() :]
+        elif begun and line.startswith(" "):
+            found[begun] = f"{found[begun]} {line.strip()}".strip()
+        else:
+            begun = ()
+    if missing := set(names) - {name for group in found for name in group}:
+        raise ValueError(f"the docstring does not describe {', '.join(sorted(missing))}")
+    return found
+
+
+def code(names: Iterable[str]) -> str:
+    return ", ".join(f"`{name}`" for name in names)
+
+
+def names_of(kind: type) -> list[str]:
+    return [field.name for field in dataclasses.fields(kind)]
+
+
+def fields(kind: type, head: str = "key") -> str:
+    """Returns a table of a dataclass whose values are written as JSON: None is null there."""
+    meant = described(kind.__doc__, names_of(kind))
+    rows = [(code(names), text.replace("None", "null")) for names, text in meant.items()]
+    return table((head, "meaning"), rows)
+
+
+def options() -> str:
+    meant = described(Overlap.__doc__, names_of(Overlap))
+    rows = [
+        (code(names), ", ".join(str(getattr(Overlap(), name)) for name in names), text)
+        for names, text in meant.items()
+    ]
+    return table(("option", "default", "meaning"), rows)
+
+
+def variables() -> str:
+    names = re.findall(r"^AXONN_\w+(?=  )", settings.__doc__ or "", re.MULTILINE)
+    meant = described(settings.__doc__, names)
+    return table(("variable", "meaning"), [(code(names), text) for names, text in meant.items()])
+
+
+def signature(spec: OpSpec) -> str:
+    """Returns the name of an op, with the parameters of its function if axonn_ext.ops has one."""
+    if spec.name not in ops.__all__:
+        return spec.name
+    parameters = inspect.signature(getattr(ops, spec.name)).parameters.values()
+    bare = [each.replace(annotation=inspect.Parameter.empty) for each in parameters]
+    return f"{spec.name}{inspect.Signature(bare)}"
+
+
+def op_table(*, public: bool) -> str:
+    """Returns a table of the ops that send something."""
+    specs = [s for s in SPECS.values() if s.traffic and (s.name in ops.__all__) == public]
+    rows = [(f"`{signature(spec)}`", spec.traffic, spec.backward) for spec in specs]
+    return table(("op", "collectives", "backward"), rows)
+
+
+def keys_that_may_differ() -> str:
+    return table(("key", "why"), [(f"`{key}`", why) for key, why in MAY_DIFFER.items()])
+
+
+# The tables of each page, by the name in their marks.
+PAGES: Mapping[str, Mapping[str, Callable[[], str]]] = MappingProxyType(
+    {
+        "interfaces.md": {
+            "ops": lambda: op_table(public=True),
+            "further ops": lambda: op_table(public=False),
+            "communication record": lambda: fields(CommunicationRecord, "field"),
+            "overlap": options,
+            "step metrics": lambda: fields(StepMetrics),
+            "evaluation metrics": lambda: fields(EvaluationMetrics),
+            "variables": variables,
+        },
+        "benchmarks.md": {
+            "columns": lambda: fields(Row),
+            "summary": lambda: fields(Comparison),
+        },
+        "training.md": {"keys that may differ": keys_that_may_differ},
+    }
+)
+
+
+def with_tables(text: str, tables: Mapping[str, Callable[[], str]]) -> str:
+    """Returns a page with its tables between their marks. Raises ValueError without the marks."""
+    for name, make in tables.items():
+        begin, end = f"<!-- {name}: begin -->\n", f"<!-- {name}: end -->"
+        if text.count(begin) != 1 or text.count(end) != 1:
+            raise ValueError(f"the page must have one {begin.strip()} and one {end} after it")
+        before, _, rest = text.partition(begin)
+        text = f"{before}{begin}\n{make()}\n\n{end}{rest.partition(end)[2]}"
+    return text
+
+
+def main() -> None:
+    for name, tables in PAGES.items():
+        page = DOCS / name
+        page.write_text(with_tables(page.read_text(), tables))
+
+
+if __name__ == "__main__":
+    main()
