@@ -1,7 +1,8 @@
 """A plugin of pytest: leaves out what the GPU in software does not run, each with its reason.
 
-With --slow-too it runs those that are left out because they are slow. With --counts FILE it writes
-how many tests passed, failed and were left out or skipped, and why.
+These are what is marked timing and what left_out.toml lists. With --slow-too it runs those that are
+left out because they are slow. With --counts FILE it writes how many tests passed, failed and were
+left out or skipped, and why.
 """
 
 from __future__ import annotations
@@ -33,6 +34,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         left_out = [entry for entry in left_out if not entry.get("slow")]
     for item in items:
         name = f"{item.path.name}::{item.name}"
+        if item.get_closest_marker("timing"):
+            item.add_marker(pytest.mark.skip(reason="left out: it measures time"))
         for entry in left_out:
             # Brackets of parameters are no set of characters here.
             if any(fnmatchcase(name, tests.replace("[", "[[]")) for tests in entry["tests"]):

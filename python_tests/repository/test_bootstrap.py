@@ -7,11 +7,11 @@ import re
 import shutil
 import subprocess
 import sys
+import tomllib
 import venv
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
@@ -19,6 +19,7 @@ from limits import HANG_SECONDS
 from loading import load
 
 ROOT = Path(__file__).resolve().parents[2]
+bootstrap_py = load("tools/bootstrap.py")
 
 PYPROJECT = """
 [build-system]
@@ -31,7 +32,7 @@ test = []
 
 
 def make_wheel(folder: Path, name: str, version: str, *, source: str, requires: str = "") -> Path:
-    """A wheel of one module."""
+    """A wheel of one bootstrap_py."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{name}-{version}-py3-none-any.whl"
     info = f"{name}-{version}.dist-info"
@@ -118,21 +119,15 @@ def test_torch_of_the_base_python_is_held_by_the_version_of_the_index(tmp_path: 
     assert (checkout / ".venv" / "constraints.txt").read_text() == f"torch=={version}\n"
 
 
-@pytest.mark.parametrize(("target", "commands"), [("lint", 4), ("format", 3)])
-def test_linters_are_those_that_the_python_of_venv_imports(target: str, commands: int) -> None:
+@pytest.mark.parametrize("target", ["lint", "format"])
+def test_linters_are_those_that_the_python_of_venv_imports(target: str) -> None:
     """There are no programs of theirs in .venv/bin if .venv has them from its base Python."""
     listed = subprocess.check_output(["make", "--dry-run", target], cwd=ROOT, text=True)
     linters = [line for line in listed.splitlines() if re.search("ruff|mypy|clang", line)]
-    assert len(linters) == commands
-    assert all(line.startswith(".venv/bin/python ") for line in linters)
+    assert linters and all(line.startswith(".venv/bin/python ") for line in linters)
 
 
 # --- Where the CUDA parts are compiled ------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def module() -> ModuleType:
-    return load("tools/bootstrap.py")
 
 
 DRIVER = """
@@ -175,18 +170,27 @@ def test_a_gpu_is_what_a_driver_finds(
     assert run(AXONN_CUDA="1").endswith(" {}\n")  # who asks is not asked back
 
 
-# --- Which torches are supported ------------------------------------------------------------------
+# --- Which torches and Pythons are supported ------------------------------------------------------
 
 
-def test_all_places_name_the_same_torches(module: ModuleType) -> None:
-    first, end = (".".join(map(str, version)) for version in module.SUPPORTED_TORCH)
+def test_all_places_name_the_same_torches() -> None:
+    first, end = (".".join(map(str, version)) for version in bootstrap_py.SUPPORTED_TORCH)
     assert f'"torch>={first},<{end}"' in (ROOT / "pyproject.toml").read_text()
     torches = load("tools/matrix.py").TORCHES.split()
     newest = torches[-1]
     major, minor = map(int, newest.split("."))
-    assert (torches[0], (major, minor + 1)) == (first, module.SUPPORTED_TORCH[1])
-    assert f"has torch {first} to {newest}:" in (ROOT / "README.md").read_text()
-    assert f"# {first} to {newest} are supported" in (ROOT / "CONTRIBUTING.md").read_text()
+    assert (torches[0], (major, minor + 1)) == (first, bootstrap_py.SUPPORTED_TORCH[1])
+    for page in ("README.md", "CONTRIBUTING.md"):
+        assert f"{first} to {newest}" in (ROOT / page).read_text()
+
+
+def test_all_places_name_the_same_oldest_python() -> None:
+    oldest = load("tools/matrix.py").PYTHONS.split()[0].removeprefix("python")
+    pyproject = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    assert pyproject["project"]["requires-python"] == f">={oldest}"
+    assert pyproject["tool"]["mypy"]["python_version"] == oldest
+    assert f"Python {oldest} or newer" in (ROOT / "README.md").read_text()
+    assert f"older than {oldest}" in (ROOT / "Makefile").read_text()
 
 
 # --- When the extension is built again ------------------------------------------------------------
@@ -195,16 +199,16 @@ Key = Callable[..., str]
 
 
 @pytest.fixture
-def key(module: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Key:
+def key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Key:
     """`key(settings)`: extension_key where nothing of CUDA is told, and nothing found."""
-    for name in ("AXONN_CUDA", *module.SETUP_VARIABLES):
+    for name in ("AXONN_CUDA", *bootstrap_py.SETUP_VARIABLES):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
-    monkeypatch.setattr(module, "CONSTRAINTS", tmp_path / "constraints.txt")
-    module.CONSTRAINTS.write_text("torch==2.13.0\n")
+    monkeypatch.setattr(bootstrap_py, "CONSTRAINTS", tmp_path / "constraints.txt")
+    bootstrap_py.CONSTRAINTS.write_text("torch==2.13.0\n")
 
     def get(**settings: str) -> str:
-        return module.extension_key(settings, [str(tmp_path / "site")])
+        return bootstrap_py.extension_key(settings, [str(tmp_path / "site")])
 
     return get
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import subprocess
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
 from loading import load
 
 ROOT = Path(__file__).resolve().parents[2]
+cuda_check = load("tools/cuda_check.py")
 
 
 RESOURCE_USAGE = """
@@ -37,11 +37,6 @@ Resource usage:
 """
 
 
-@pytest.fixture(scope="module")
-def cuda_check() -> ModuleType:
-    return load("tools/cuda_check.py")
-
-
 @pytest.mark.parametrize(
     ("usage", "problems"),
     [
@@ -51,9 +46,7 @@ def cuda_check() -> ModuleType:
         ({"registers": 40, "stack": 8, "local": 0}, ["local memory and a stack of 8"]),
     ],
 )
-def test_kernels_that_spill_are_found(
-    cuda_check: ModuleType, usage: dict[str, int], problems: list[str]
-) -> None:
+def test_kernels_that_spill_are_found(usage: dict[str, int], problems: list[str]) -> None:
     kernels = cuda_check.parse_resource_usage(RESOURCE_USAGE.format(**usage))
     assert [kernel.architecture for kernel in kernels] == ["sm_80", "sm_90"]
     found = cuda_check.kernel_problems(kernels, cuda_check.MODULES["_cuda"])
@@ -61,7 +54,7 @@ def test_kernels_that_spill_are_found(
     assert all(problem in text for problem, text in zip(problems, found, strict=True))
 
 
-def test_an_architecture_without_code_is_found(cuda_check: ModuleType) -> None:
+def test_an_architecture_without_code_is_found() -> None:
     text = RESOURCE_USAGE.format(registers=1, stack=0, local=0).replace("sm_90", "sm_80")
     kernels = cuda_check.parse_resource_usage(text)
     module = cuda_check.MODULES["_cuda"]
@@ -79,7 +72,7 @@ def handshake_usage(architecture: str, registers: int) -> str:
     return "\n".join(lines)
 
 
-def test_a_handshake_that_does_not_fit_beside_a_gemm_is_found(cuda_check: ModuleType) -> None:
+def test_a_handshake_that_does_not_fit_beside_a_gemm_is_found() -> None:
     module = cuda_check.MODULES["_cuda"]
     for registers, number in ((32, 0), (33, 5)):
         text = "\n".join(handshake_usage(arch, registers) for arch in module.architectures)
@@ -123,9 +116,7 @@ GEMM_SASS = """
         ("UTMASTG", "WARPGROUP.DEPBAR ;\n UTMASTG", "serialised"),
     ],
 )
-def test_gemms_must_have_their_instructions(
-    cuda_check: ModuleType, opcode: str, other: str, problem: str | None
-) -> None:
+def test_gemms_must_have_their_instructions(opcode: str, other: str, problem: str | None) -> None:
     text = GEMM_SASS.replace(opcode, other) if opcode else GEMM_SASS
     ((name, sass),) = cuda_check.parse_sass(text).items()
     found = cuda_check.gemm_problems(name, sass)
@@ -155,7 +146,7 @@ SUM_SASS = """
     ],
 )
 def test_sums_for_all_ranks_must_have_their_stores(
-    cuda_check: ModuleType, part: str, other: str, problems: list[str]
+    part: str, other: str, problems: list[str]
 ) -> None:
     sums = cuda_check.parse_sass(SUM_SASS.replace(part, other) if part else SUM_SASS)
     found = cuda_check.sum_problems(sums)
@@ -184,7 +175,7 @@ SWITCH_SUM_SASS = """
     ],
 )
 def test_sums_in_the_switch_must_have_their_loads(
-    cuda_check: ModuleType, part: str, other: str, problems: list[str]
+    part: str, other: str, problems: list[str]
 ) -> None:
     text = SWITCH_SUM_SASS.replace(part, other) if part else SWITCH_SUM_SASS
     found = cuda_check.switch_sum_problems(cuda_check.parse_sass(text))
@@ -212,21 +203,21 @@ More words.
 """
 
 
-def test_commands_of_the_readme_are_found(cuda_check: ModuleType) -> None:
+def test_commands_of_the_readme_are_found() -> None:
     found = cuda_check.readme_commands(README)
     assert found == ["pip install 'a b'", "AXONN_CUDA=1 pip install ."]
     with pytest.raises(cuda_check.CheckError, match="no commands in a section '## With CUDA'"):
         cuda_check.readme_commands(README.replace("## With CUDA", "## On GPUs"))
 
 
-def test_readme_has_commands_that_end_with_the_build(cuda_check: ModuleType) -> None:
+def test_readme_has_commands_that_end_with_the_build() -> None:
     *prepare, build = cuda_check.readme_commands((ROOT / "README.md").read_text())
     assert all(command.startswith("pip install ") for command in prepare)
     assert build.startswith("AXONN_CUDA=1 pip install ") and build.endswith(" .")
 
 
 def test_commands_run_in_an_environment_that_is_kept_while_they_are_the_same(
-    cuda_check: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     created = []
 

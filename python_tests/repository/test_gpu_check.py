@@ -80,7 +80,6 @@ def test_settings():
 def test_stages_are_asked_for_by_their_names_and_kinds(tmp_path: Path):
     stages = stages_of(tmp_path)
     kinds = {stage.kind for stage in stages.values()}
-    assert kinds == {"build", "verify", "test", "sanitize", "bench", "train"}
     assert kinds & set(stages) == {"build"}, "a name means one thing"
     request = Request.of({"STAGE": "sanitize,gemm"})
     asked = [name for name, stage in stages.items() if request.asks_for(stage)]
@@ -230,25 +229,6 @@ def test_few_stages_share_the_budget_and_many_have_more(tmp_path: Path):
     assert gpu_check.share_of(170.0, few) == pytest.approx(170 / (30 + 25))
 
 
-@pytest.mark.long
-def test_stages_run_in_order_until_the_budget_is_spent(tmp_path: Path):
-    """The first stage hangs for as long as it may, and takes what the next one would need."""
-
-    def sh(name: str, script: str, seconds: float):
-        return gpu_stages.Stage(name, "bench", seconds, ("sh", "-c", script), tmp_path / name, ())
-
-    rows = [(sh("hangs", "sleep 1000", 400),),
-            (sh("next", "echo 2", 1), stages_of(tmp_path)["ops-published"])]  # fmt: skip
-    check = gpu_schedule.Check(tmp_path, tmp_path, scale=1.0, machine=dict(MACHINE))
-    check.deadline = time.monotonic() + 16.0
-    gpu_check.run_all(check, rows, Request(frozenset()), tmp_path)
-    statuses = {name: outcome.status for name, outcome in check.outcomes.items()}
-    assert statuses == {
-        "hangs": "time was up", "next": "no time left", "ops-published": "not run"
-    }  # fmt: skip
-    assert not check.right, "nothing has passed"
-
-
 def test_what_an_earlier_run_left_is_removed(tmp_path: Path):
     check = gpu_schedule.Check(tmp_path, tmp_path)
     stages = stages_of(tmp_path)
@@ -281,14 +261,14 @@ def test_the_commands_of_the_stages_are_understood(tmp_path: Path, capsys, name:
 
 @no_gpu
 def test_the_page_names_commands_that_exist(tmp_path: Path, capsys):
-    """Every promise has one; without a GPU each gets as far as asking for it."""
+    """Without a GPU each gets as far as asking for it."""
     from axonn_ext.cli import main
 
     page = (ROOT / "docs" / "gpu_check.md").read_text(encoding="utf-8")
     table = page.partition("## What is promised")[2].partition("\n## ")[0]
-    lines = re.findall(r"^\| ([a-g]) \| (?:.*) \| (.*) \|$", table, re.MULTILINE)
-    assert [letter for letter, _ in lines] == list("abcdefg")
-    commands = [text for _, cell in lines for text in re.findall(r"`([^`]+)`", cell)]
+    cells = re.findall(r"^\| [a-z] \| .* \| (.*) \|$", table, re.MULTILINE)
+    commands = [text for cell in cells for text in re.findall(r"`([^`]+)`", cell)]
+    assert commands
     for text in commands:
         if text.startswith("make gpu-check STAGE="):
             assert Request.of({"STAGE": text.partition("=")[2]}).stages
@@ -308,26 +288,3 @@ def test_the_page_lists_the_stages_with_their_shares(tmp_path: Path):
     ]  # fmt: skip
     stages = stages_of(tmp_path)
     assert found == [(name, s.kind, s.seconds) for name, s in stages.items()]
-
-
-def test_the_files_of_gpu_tests():
-    files = gpu_runs.gpu_tests()
-    assert len(files) > 3
-    assert files[:2] == [
-        "python_tests/gpu/test_gpu_fused.py",
-        "python_tests/gpu/test_gpu_products.py",
-    ]
-    for path in files:
-        assert (ROOT / path).exists()
-
-
-def test_the_summary_is_whole_at_any_time(tmp_path: Path):
-    check = gpu_schedule.Check(tmp_path, tmp_path, machine=dict(MACHINE))
-    stage = stages_of(tmp_path)["gemm"]
-    check.skip(stage, "no reason")
-    content = json.loads((tmp_path / "summary.json").read_text())
-    assert content["machine"] == MACHINE
-    assert content["stages"] == {
-        "gemm": {"status": "not run", "seconds": 0, "found": "no reason", "exit_status": None}
-    }
-    assert [path.name for path in tmp_path.iterdir()] == ["summary.json"]

@@ -231,6 +231,4 @@ def test_the_sanitizer_has_tests_of_every_kernel_that_it_names(tmp_path: Path):
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     named = set(re.findall(r"test_\w+", gpu_stages.SANITIZED))
-    assert len(named) == 3
-    assert set(re.findall(r"::(test_\w+)", done.stdout)) == named
-    assert len(re.findall("::test_gemm", done.stdout)) == 18
+    assert named and set(re.findall(r"::(test_\w+)", done.stdout)) == named

@@ -6,18 +6,13 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
 from loading import load
 
 ROOT = Path(__file__).resolve().parents[2]
-
-
-@pytest.fixture(scope="module")
-def matrix() -> ModuleType:
-    return load("tools/matrix.py")
+matrix = load("tools/matrix.py")
 
 
 @pytest.mark.parametrize(
@@ -29,7 +24,7 @@ def matrix() -> ModuleType:
         ("no such file\n", "the tests did not run"),
     ],
 )
-def test_summary_is_what_pytest_counts(matrix: ModuleType, output: str, text: str) -> None:
+def test_summary_is_what_pytest_counts(output: str, text: str) -> None:
     assert matrix.summary(output) == text
 
 
@@ -45,7 +40,7 @@ more words
 """
 
 
-def test_rows_replace_those_of_their_combination(matrix: ModuleType) -> None:
+def test_rows_replace_those_of_their_combination() -> None:
     text = matrix.with_row(TEXT, "| 3.11.2 | 2.13.0 | 8 passed | 2026-01-02 | Q |")
     text = matrix.with_row(text, "| 3.12.1 | 2.11.0 | 7 passed | 2026-01-02 | Q |")
     text = matrix.with_row(text, "| 3.11.7 | 2.9.1 | 6 passed | 2026-01-02 | Q |")
@@ -59,7 +54,7 @@ def test_rows_replace_those_of_their_combination(matrix: ModuleType) -> None:
         matrix.with_row("words", "| 3.11.2 | 2.13.0 | 8 passed | 2026-01-02 | Q |")
 
 
-def test_what_was_not_run_takes_no_other_row_s_place(matrix: ModuleType) -> None:
+def test_what_was_not_run_takes_no_other_row_s_place() -> None:
     why = "not run: there is no python3.11 here"
     there = f"| 3.11 | 2.13 | {why} | 2026-01-02 | Q |"
     assert matrix.with_row(TEXT, there, ran=False) == TEXT
@@ -67,12 +62,12 @@ def test_what_was_not_run_takes_no_other_row_s_place(matrix: ModuleType) -> None
     assert new in matrix.with_row(TEXT, new, ran=False).split("\n")
 
 
-def test_contributing_has_the_table(matrix: ModuleType) -> None:
+def test_contributing_has_the_table() -> None:
     line = "| 3.99.0 | 2.99.0 | 8 passed | 2026-01-02 | Q |"
     assert line in matrix.with_row(matrix.TABLE.read_text(), line).split("\n")
 
 
-def test_an_interpreter_that_is_missing_is_a_row(matrix: ModuleType) -> None:
+def test_an_interpreter_that_is_missing_is_a_row() -> None:
     row = matrix.run_combination("/nowhere/python3.12", "2.14")
     assert (row.python, row.torch) == ("3.12", "2.14")
     assert row.tests == "not run: there is no python3.12 here" and row.ok and not row.ran

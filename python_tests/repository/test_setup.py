@@ -9,7 +9,6 @@ import shutil
 import subprocess
 import sysconfig
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
@@ -18,37 +17,16 @@ from loading import load_all
 ROOT = Path(__file__).resolve().parents[2]
 SUFFIX = sysconfig.get_config_var("EXT_SUFFIX")
 
-
-@pytest.fixture(scope="module")
-def modules() -> dict[str, ModuleType]:
-    return load_all("setup.py")
-
-
-@pytest.fixture(scope="module")
-def setup_py(modules: dict[str, ModuleType]) -> ModuleType:
-    return modules["setup"]
-
-
-@pytest.fixture(scope="module")
-def find_cuda(modules: dict[str, ModuleType]) -> ModuleType:
-    return modules["find_cuda"]
-
-
-@pytest.fixture(scope="module")
-def build_jobs(modules: dict[str, ModuleType]) -> ModuleType:
-    return modules["build_jobs"]
-
-
-@pytest.fixture(scope="module")
-def architectures(modules: dict[str, ModuleType]) -> ModuleType:
-    return modules["architectures"]
+modules = load_all("setup.py")
+setup_py, find_cuda = modules["setup"], modules["find_cuda"]
+build_jobs, architectures = modules["build_jobs"], modules["architectures"]
 
 
 FOUND = {"torch_cuda": "13.0", "nvcc": "13.2", "sources": ["csrc/core/x.cu"], "nccl": "nccl.h"}
 
 
 @pytest.mark.parametrize("request_", [None, "", "1"])
-def test_cuda_is_built_where_all_is_found(setup_py: ModuleType, request_: str | None) -> None:
+def test_cuda_is_built_where_all_is_found(request_: str | None) -> None:
     assert setup_py.choose_cuda(request_, **FOUND).build
 
 
@@ -64,9 +42,7 @@ def test_cuda_is_built_where_all_is_found(setup_py: ModuleType, request_: str | 
         ({"cublas": None}, "cublasLt.h was not found"),
     ],
 )
-def test_cuda_that_lacks_something(
-    setup_py: ModuleType, lacking: dict[str, object], word: str
-) -> None:
+def test_cuda_that_lacks_something(lacking: dict[str, object], word: str) -> None:
     choice = setup_py.choose_cuda(None, **FOUND | lacking)
     assert not choice.build
     assert word in choice.reason
@@ -74,7 +50,7 @@ def test_cuda_that_lacks_something(
         setup_py.choose_cuda("1", **FOUND | lacking)
 
 
-def test_cuda_can_be_turned_off(setup_py: ModuleType, find_cuda: ModuleType) -> None:
+def test_cuda_can_be_turned_off() -> None:
     assert setup_py.choose_cuda("0", **FOUND) == find_cuda.CudaChoice(False, "AXONN_CUDA=0")
     choice = setup_py.choose_cuda("0", **FOUND, because="there is no GPU")
     assert choice == find_cuda.CudaChoice(False, "there is no GPU")
@@ -83,7 +59,7 @@ def test_cuda_can_be_turned_off(setup_py: ModuleType, find_cuda: ModuleType) -> 
     assert not choice.build and "nvcc was not found" in choice.reason
 
 
-def test_cuda_request_is_checked(setup_py: ModuleType) -> None:
+def test_cuda_request_is_checked() -> None:
     with pytest.raises(SystemExit, match="AXONN_CUDA must be 0, 1 or unset, got 'yes'"):
         setup_py.choose_cuda("yes", **FOUND)
 
@@ -96,7 +72,7 @@ def make_program(path: Path) -> Path:
 
 
 def test_nvcc_of_cuda_home_comes_before_the_wheel_and_the_path(
-    setup_py: ModuleType, find_cuda: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     toolkit = make_program(tmp_path / "toolkit" / "bin" / "nvcc")
     wheel = make_program(tmp_path / "site" / "nvidia" / "cu13" / "bin" / "nvcc")
@@ -111,14 +87,14 @@ def test_nvcc_of_cuda_home_comes_before_the_wheel_and_the_path(
     assert find_cuda.find_nvcc(None, ()) is None
 
 
-def test_home_is_where_nvcc_says_it_is(find_cuda: ModuleType) -> None:
+def test_home_is_where_nvcc_says_it_is() -> None:
     version = "Cuda compilation tools, release 13.0, V13.0.88\n"
     dryrun = "#$ _SPACE_= \n#$ _HERE_=/opt/cuda-13.0/bin\n#$ _THERE_=/opt/cuda-13.0/bin\n"
     assert find_cuda.parse_nvcc(version, dryrun) == ("13.0", Path("/opt/cuda-13.0"))
     assert find_cuda.parse_nvcc("no compiler", "") is None
 
 
-def test_libraries_of_wheels_come_before_the_toolkits(setup_py: ModuleType, tmp_path: Path) -> None:
+def test_libraries_of_wheels_come_before_the_toolkits(tmp_path: Path) -> None:
     for path in ("wheel/lib/libcudart.so.13", "home/lib64/libcudart.so", "home/lib64/libextra.so"):
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / path).touch()
@@ -129,7 +105,7 @@ def test_libraries_of_wheels_come_before_the_toolkits(setup_py: ModuleType, tmp_
 
 
 @pytest.mark.parametrize("arch_list", [None, "", "8.0;9.0+PTX", " 8.0 9.0+PTX "])
-def test_architectures(architectures: ModuleType, arch_list: str | None) -> None:
+def test_architectures(arch_list: str | None) -> None:
     assert architectures.gencode_flags(arch_list) == (
         "-gencode=arch=compute_80,code=sm_80",
         "-gencode=arch=compute_90,code=sm_90",
@@ -149,7 +125,7 @@ def test_architectures(architectures: ModuleType, arch_list: str | None) -> None
     ],
 )
 def test_architectures_are_read_as_torch_reads_them(
-    architectures: ModuleType, monkeypatch: pytest.MonkeyPatch, arch_list: str, asked: str
+    monkeypatch: pytest.MonkeyPatch, arch_list: str, asked: str
 ) -> None:
     monkeypatch.setenv("TORCH_CUDA_ARCH_LIST", "of the user")
     flags = architectures.gencode_flags(arch_list)
@@ -166,13 +142,13 @@ def test_architectures_are_read_as_torch_reads_them(
 
 
 @pytest.mark.parametrize("word", ["Hoper", "Hopper+PTX", "90", "9.0+ptx", "9.0b"])
-def test_bad_architectures_are_named(architectures: ModuleType, word: str) -> None:
+def test_bad_architectures_are_named(word: str) -> None:
     message = "TORCH_CUDA_ARCH_LIST must list versions .* or names such as Hopper"
     with pytest.raises(SystemExit, match=message):
         architectures.gencode_flags(f"8.0;{word}")
 
 
-def test_each_architecture_with_files_of_its_own_has_a_module(architectures: ModuleType) -> None:
+def test_each_architecture_with_files_of_its_own_has_a_module() -> None:
     sources = ["a/fill.cu", "a/gemm_sm90.cu", "a/gemm_sm100.cu", "a/copy_sm80.cu"]
     modules = {m.name: m for m in architectures.kernel_modules(sources, "8.0;9.0a;12.0+PTX")}
     assert {name: m.sources for name, m in modules.items()} == {
@@ -191,7 +167,7 @@ def test_each_architecture_with_files_of_its_own_has_a_module(architectures: Mod
     )
 
 
-def test_modules_that_are_left_out_are_named(architectures: ModuleType) -> None:
+def test_modules_that_are_left_out_are_named() -> None:
     sources = ["a/fill.cu", "a/gemm_sm90.cu"]
 
     def choose(arch_list: str | None, *, lacking: str | None, demanded: bool = False) -> object:
@@ -209,7 +185,7 @@ def test_modules_that_are_left_out_are_named(architectures: ModuleType) -> None:
         choose(None, lacking="no CUTLASS", demanded=True)
 
 
-def test_what_cutlass_lacks_is_named(find_cuda: ModuleType, tmp_path: Path) -> None:
+def test_what_cutlass_lacks_is_named(tmp_path: Path) -> None:
     toolkit = find_cuda.Toolkit(tmp_path, "13.0", (tmp_path / "wheel",))
     assert find_cuda.what_cutlass_lacks(None, toolkit) == find_cuda.NO_CUTLASS
     assert find_cuda.what_cutlass_lacks(tmp_path, toolkit) == find_cuda.NO_CCCL
@@ -221,9 +197,7 @@ def test_what_cutlass_lacks_is_named(find_cuda: ModuleType, tmp_path: Path) -> N
         header.unlink()
 
 
-def test_what_was_left_out_is_compiled_into_the_package(
-    setup_py: ModuleType, tmp_path: Path
-) -> None:
+def test_what_was_left_out_is_compiled_into_the_package(tmp_path: Path) -> None:
     source = Path(setup_py.write_left_out(tmp_path, {"_cuda": 'no "nvcc"'}))
     program = (
         source.read_text()
@@ -246,7 +220,7 @@ def test_what_was_left_out_is_compiled_into_the_package(
     assert "return {};" in source.read_text()
 
 
-def test_modules_of_an_earlier_build_are_removed(setup_py: ModuleType, tmp_path: Path) -> None:
+def test_modules_of_an_earlier_build_are_removed(tmp_path: Path) -> None:
     for name in (f"_C{SUFFIX}", f"_cuda{SUFFIX}", "_C.cpython-30.so", "_library.py"):
         (tmp_path / name).touch()
     setup_py.remove_modules(tmp_path, keep=["_C"])
@@ -254,9 +228,7 @@ def test_modules_of_an_earlier_build_are_removed(setup_py: ModuleType, tmp_path:
     assert left == {f"_C{SUFFIX}", "_C.cpython-30.so", "_library.py"}
 
 
-def test_headers_are_compiled_once(
-    modules: dict[str, ModuleType], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_headers_are_compiled_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     precompile = modules["precompile"]
     monkeypatch.setattr(precompile, "HEADERS", ("vector", "string"))
     compiled = tmp_path / "torch_headers.h.gch"
@@ -282,7 +254,7 @@ def test_headers_are_compiled_once(
     assert state(*command, "-DAXONN_TORCH_VERSION=2.15")[1] == other[1]
 
 
-def test_each_environment_has_objects_of_its_own(setup_py: ModuleType) -> None:
+def test_each_environment_has_objects_of_its_own() -> None:
     folders = {
         setup_py.build_base(prefix, torch)
         for prefix in ("/a/.venv", "/a/.venv-cuda")
@@ -292,14 +264,14 @@ def test_each_environment_has_objects_of_its_own(setup_py: ModuleType) -> None:
     assert all(folder.parts[0] == "build" for folder in folders)
 
 
-def test_ninja_of_the_environment_comes_before_that_of_the_path(setup_py: ModuleType) -> None:
+def test_ninja_of_the_environment_comes_before_that_of_the_path() -> None:
     first = shutil.which("ninja", path=os.pathsep.join(setup_py.ninja_folders()))
     assert first is not None
     version = subprocess.check_output([first, "--version"], text=True)
     assert importlib.metadata.version("ninja").split(".")[:2] == version.split(".")[:2]
 
 
-def test_cutlass_is_found(setup_py: ModuleType, tmp_path: Path) -> None:
+def test_cutlass_is_found(tmp_path: Path) -> None:
     header = tmp_path / "cutlass_library/source/include/cutlass/cutlass.h"
     assert setup_py.find_cutlass(None, [str(tmp_path)]) is None
     header.parent.mkdir(parents=True)
@@ -332,7 +304,6 @@ def test_cutlass_is_found(setup_py: ModuleType, tmp_path: Path) -> None:
     ],
 )
 def test_jobs_fit_into_memory(
-    build_jobs: ModuleType,
     max_jobs: str | None,
     cores: int,
     gib: float | None,
@@ -346,14 +317,12 @@ def test_jobs_fit_into_memory(
 
 
 @pytest.mark.parametrize("max_jobs", ["0", "-1", "two", "1.5", " 2"])
-def test_a_number_of_jobs_that_is_none_is_named(build_jobs: ModuleType, max_jobs: str) -> None:
+def test_a_number_of_jobs_that_is_none_is_named(max_jobs: str) -> None:
     with pytest.raises(SystemExit, match=f"MAX_JOBS must be .* or unset, got {max_jobs!r}"):
         build_jobs.choose_jobs(max_jobs, cores=2, available_bytes=None)
 
 
-def test_available_memory_is_that_of_meminfo_and_of_the_container(
-    build_jobs: ModuleType, tmp_path: Path
-) -> None:
+def test_available_memory_is_that_of_meminfo_and_of_the_container(tmp_path: Path) -> None:
     meminfo, cgroup = tmp_path / "meminfo", tmp_path / "cgroup"
 
     def found() -> int | None:
@@ -377,9 +346,7 @@ def test_available_memory_is_that_of_meminfo_and_of_the_container(
         assert build_jobs.available_memory() > 0
 
 
-def test_debug_information_is_compiled_on_request(
-    setup_py: ModuleType, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_debug_information_is_compiled_on_request(monkeypatch: pytest.MonkeyPatch) -> None:
     for request, flag in ((None, "-g0"), ("", "-g0"), ("0", "-g0"), ("1", "-g")):
         monkeypatch.delenv("AXONN_DEBUG_INFO", raising=False)
         if request is not None:
