@@ -33,15 +33,13 @@ different call, or does not make its call within AXONN_TIMEOUT_SECONDS.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TypeVar
-
-import torch
-from torch import Tensor
-from torch.distributed import ProcessGroup
-
-from axonn_ext.ops._arguments import check_tensor
-from axonn_ext.ops.specs import SPECS
+from axonn_ext.ops import specs  # noqa: F401  makes the ops traceable
+from axonn_ext.ops.functions import (
+    all_gather_matmul,
+    matmul_all_gather_rhs,
+    matmul_all_reduce,
+    matmul_reduce_scatter,
+)
 from axonn_ext.spec.parallel import ALGORITHMS
 from axonn_ext.triton import register  # noqa: F401  gives the ops their kernels in Triton
 
@@ -52,78 +50,3 @@ __all__ = [
     "matmul_all_reduce",
     "matmul_reduce_scatter",
 ]
-
-_Op = TypeVar("_Op", bound=Callable[..., Tensor])
-
-
-def _documented(function: _Op) -> _Op:
-    """Returns the function with the documentation of the OpSpec of the same name."""
-    function.__doc__ = SPECS[function.__name__].documentation
-    return function
-
-
-@_documented
-def all_gather_matmul(
-    a_shard: Tensor,
-    b: Tensor,
-    group: ProcessGroup | str,
-    *,
-    gather_dim: int = 0,
-    algorithm: str = "auto",
-) -> Tensor:
-    check_tensor("all_gather_matmul", "a_shard", a_shard)
-    check_tensor("all_gather_matmul", "b", b)
-    return torch.ops.axonn.all_gather_matmul(a_shard, b, gather_dim, *_resolve(group), algorithm)
-
-
-@_documented
-def matmul_all_gather_rhs(
-    a: Tensor,
-    b_shard: Tensor,
-    group: ProcessGroup | str,
-    *,
-    gather_dim: int = 1,
-    algorithm: str = "auto",
-) -> Tensor:
-    check_tensor("matmul_all_gather_rhs", "a", a)
-    check_tensor("matmul_all_gather_rhs", "b_shard", b_shard)
-    return torch.ops.axonn.matmul_all_gather_rhs(
-        a, b_shard, gather_dim, *_resolve(group), algorithm
-    )
-
-
-@_documented
-def matmul_reduce_scatter(
-    a: Tensor,
-    b: Tensor,
-    group: ProcessGroup | str,
-    *,
-    scatter_dim: int = 0,
-    algorithm: str = "auto",
-) -> Tensor:
-    check_tensor("matmul_reduce_scatter", "a", a)
-    check_tensor("matmul_reduce_scatter", "b", b)
-    return torch.ops.axonn.matmul_reduce_scatter(a, b, scatter_dim, *_resolve(group), algorithm)
-
-
-@_documented
-def matmul_all_reduce(
-    a: Tensor,
-    b: Tensor,
-    group: ProcessGroup | str,
-    *,
-    algorithm: str = "auto",
-    deterministic: bool = True,
-) -> Tensor:
-    check_tensor("matmul_all_reduce", "a", a)
-    check_tensor("matmul_all_reduce", "b", b)
-    return torch.ops.axonn.matmul_all_reduce(a, b, *_resolve(group), algorithm, deterministic)
-
-
-def _resolve(group: ProcessGroup | str) -> tuple[str, int]:
-    if isinstance(group, str):
-        resolve = torch.distributed.distributed_c10d._resolve_process_group
-        return group, resolve(group).size()  # type: ignore[arg-type]
-    if not isinstance(group, ProcessGroup):
-        raise TypeError(f"group must be a ProcessGroup or its name, got {type(group).__name__}")
-    return group.group_name, group.size()

@@ -6,9 +6,10 @@ arguments under the names of that schema.
 
 from __future__ import annotations
 
+import inspect
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from textwrap import indent
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,7 +19,7 @@ from torch import Tensor
 from axonn_ext import _library  # noqa: F401  (registers the ops, whose schemas are read below)
 from axonn_ext.ops.traffic import Collective, Group
 
-# Part of the `details` of every op that sums over ranks.
+# Part of the documentation of ops that sum over ranks.
 SUMS = (
     "Sums over ranks accumulate in float32 (float64 for float64), those of NCCL in the tensors' "
     "dtype."
@@ -49,31 +50,23 @@ def _nothing(call: Call) -> Sequence[Collective]:
 class OpSpec:
     """The description of one op.
 
-    name         its name in torch.ops.axonn
-    results      returns uninitialised tensors with the shapes, strides, dtypes and devices of the
-                 results of a call. It assumes that the arguments are valid: only the kernels check
-                 them
-    collectives  returns the collectives that a call issues. Those of groups of one rank are
-                 included, although they send nothing
-
-    The other fields are the text from which `documentation` is made:
-
-    summary      a sentence that says what the op returns
-    shapes       a line for each way to call the op, with the shapes of one rank; W is the number of
-                 ranks of the group
-    details      everything else that a caller must know
-    backward     how the gradients are computed
-    traffic      the result of `collectives` in words
+    name           its name in torch.ops.axonn
+    results        returns uninitialised tensors with the shapes, strides, dtypes and devices of the
+                   results of a call. It assumes that the arguments are valid: only the kernels
+                   check them
+    documentation  what a caller must know, laid out like a docstring; of a function of
+                   axonn_ext.ops its docstring. Indented lines are ways to call the op, with the
+                   shapes of one rank; "Backward: " says how the gradients are computed, and
+                   "Collectives: " puts `collectives` in words, each up to a full stop at the end of
+                   a line
+    collectives    returns the collectives that a call issues. Those of groups of one rank are
+                   included, although they send nothing
     """
 
     name: str
     results: Callable[[Call], Results]
-    summary: str
-    shapes: str
-    details: str = ""
-    backward: str = ""
+    documentation: str | None  # None: Python removed docstrings (-OO)
     collectives: Callable[[Call], Iterable[Collective]] = _nothing
-    traffic: str = ""
     arguments: tuple[str, ...] = field(init=False)  # the names of the arguments in the op's schema
 
     def __post_init__(self) -> None:
@@ -89,12 +82,22 @@ class OpSpec:
         return self.results(self.call(args, kwargs))
 
     @property
-    def documentation(self) -> str:
-        """The text for users of the op, laid out like a docstring."""
-        notes = [self.details] if self.details else []
-        if self.backward:
-            notes.append(f"Backward: {self.backward}.")
-        if self.traffic:
-            notes.append(f"Collectives: {self.traffic}.")
-        paragraphs = [self.summary, indent(self.shapes, "    "), "\n".join(notes)]
-        return "\n\n".join(paragraph for paragraph in paragraphs if paragraph)
+    def shapes(self) -> list[str]:
+        """The lines of the documentation that have shapes."""
+        lines = inspect.cleandoc(self.documentation or "").splitlines()
+        return [line.strip() for line in lines if line.startswith(" ")]
+
+    @property
+    def backward(self) -> str:
+        """How the gradients are computed; "" if that needs no words."""
+        return self._told("Backward")
+
+    @property
+    def traffic(self) -> str:
+        """The result of `collectives` in words; "" for none."""
+        return self._told("Collectives")
+
+    def _told(self, what: str) -> str:
+        pattern = re.compile(rf"^ *{what}: (.+?)\.$", re.MULTILINE | re.DOTALL)
+        found = pattern.search(self.documentation or "")
+        return " ".join(found[1].split()) if found else ""

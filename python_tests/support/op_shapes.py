@@ -20,7 +20,7 @@ class Shapes:
 
 def documented_shapes(spec: OpSpec, sizes: Mapping[str, int]) -> list[Shapes]:
     """Every line, with the sizes in place of letters, each of which its divisor must divide."""
-    return [_read(line, sizes) for line in spec.shapes.splitlines()]
+    return [_read(line, sizes) for line in spec.shapes]
 
 
 def _read(line: str, sizes: Mapping[str, int]) -> Shapes:

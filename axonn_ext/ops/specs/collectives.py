@@ -23,34 +23,41 @@ SPECS = (
     OpSpec(
         "all_gather",
         results=_all_gather,
-        summary="Returns the shards of all ranks, concatenated along `dim`.",
-        shapes="""\
-dim=0   shard [M / W, N]   result [M, N]
-dim=1   shard [M, N / W]   result [M, N]""",
-        backward="reduce_scatter(dy)",
+        documentation="""\
+Returns the shards of all ranks, concatenated along `dim`.
+
+    dim=0   shard [M / W, N]   result [M, N]
+    dim=1   shard [M, N / W]   result [M, N]
+
+Backward: reduce_scatter(dy).
+Collectives: one all-gather of shard.""",
         collectives=lambda call: [call.group.all_gather(call.shard)],
-        traffic="one all-gather of shard",
     ),
     OpSpec(
         "reduce_scatter",
         results=_reduce_scatter,
-        summary="Returns this rank's block of the sum over ranks; `dim` is cut into blocks.",
-        shapes="""\
-dim=0   input [M, N]   result [M / W, N]
-dim=1   input [M, N]   result [M, N / W]""",
-        details=SUMS,
-        backward="all_gather(dy)",
+        documentation=f"""\
+Returns this rank's block of the sum over ranks; `dim` is cut into blocks.
+
+    dim=0   input [M, N]   result [M / W, N]
+    dim=1   input [M, N]   result [M, N / W]
+
+{SUMS}
+Backward: all_gather(dy).
+Collectives: one reduce-scatter of input.""",
         collectives=lambda call: [call.group.sum("reduce_scatter", call.input.numel(), call.input)],
-        traffic="one reduce-scatter of input",
     ),
     OpSpec(
         "all_reduce",
         results=lambda call: call.input.new_empty(call.input.shape),
-        summary='Returns the sum over ranks (reduce_op "max": the maximum of each element).',
-        shapes="input [M, N]   result [M, N]",
-        details=SUMS,
-        backward='all_reduce(dy); "max" has none',
+        documentation=f"""\
+Returns the sum over ranks (reduce_op "max": the maximum of each element).
+
+    input [M, N]   result [M, N]
+
+{SUMS}
+Backward: all_reduce(dy); "max" has none.
+Collectives: one all-reduce of input.""",
         collectives=lambda call: [call.group.sum("all_reduce", call.input.numel(), call.input)],
-        traffic="one all-reduce of input",
     ),
 )

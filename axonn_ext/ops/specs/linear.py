@@ -91,43 +91,44 @@ SPECS = (
     OpSpec(
         "linear_forward",
         results=_forward_results,
-        summary="Returns (y, full_x, full_weight): the sum over s of x @ weight.T + bias, and the "
-        "gathered operands.",
-        shapes="""\
-gather_dim=0 scatter_dim=0   x [M / R, K]   weight [N / Z, K]   y [M / S, N]
-gather_dim=0 scatter_dim=1   x [M / R, K]   weight [N / Z, K]   y [M, N / S]
-gather_dim=1 scatter_dim=0   x [M, K / R]   weight [N / Z, K]   y [M / S, N]
-gather_dim=1 scatter_dim=1   x [M, K / R]   weight [N / Z, K]   y [M, N / S]
-sharded=False                x [M, K]       weight [N / Z, K]   y [M, N]""",
-        details=f"""\
+        documentation=f"""\
+Returns (y, full_x, full_weight): the sum over s of x @ weight.T + bias, and the gathered operands.
+
+    gather_dim=0 scatter_dim=0   x [M / R, K]   weight [N / Z, K]   y [M / S, N]
+    gather_dim=0 scatter_dim=1   x [M / R, K]   weight [N / Z, K]   y [M, N / S]
+    gather_dim=1 scatter_dim=0   x [M, K / R]   weight [N / Z, K]   y [M / S, N]
+    gather_dim=1 scatter_dim=1   x [M, K / R]   weight [N / Z, K]   y [M, N / S]
+    sharded=False                x [M, K]       weight [N / Z, K]   y [M, N]
+
 {_LEGEND}
 bias [N] is added once, to the sum. With save_input, full_x is the gathered x [M, K] if it was
 gathered (`sharded` and R > 1). With save_weight, full_weight is the gathered weight [N, K] if
-Z > 1. Otherwise they are empty, of shape [0]. deterministic is that of matmul_all_reduce.""",
-        backward="linear_backward",
+Z > 1. Otherwise they are empty, of shape [0]. deterministic is that of matmul_all_reduce.
+Backward: linear_backward.
+Collectives: all-gather of weight over z; if sharded, all-gather of x over r and reduce-scatter of
+the product over s, else all-reduce of the product over s.""",
         collectives=_forward_collectives,
-        traffic="all-gather of weight over z; if sharded, all-gather of x over r and "
-        "reduce-scatter of the product over s, else all-reduce of the product over s",
     ),
     OpSpec(
         "linear_backward",
         results=_backward_results,
-        summary="Returns (dx, dweight, dbias): the gradients of linear_forward, given that of y.",
-        shapes="""\
-gather_dim=0 scatter_dim=0   dy [M / S, N]   x [M / R, K]   weight [N / Z, K]   dx [M / R, K]
-gather_dim=0 scatter_dim=1   dy [M, N / S]   x [M / R, K]   weight [N / Z, K]   dx [M / R, K]
-gather_dim=1 scatter_dim=0   dy [M / S, N]   x [M, K / R]   weight [N / Z, K]   dx [M, K / R]
-gather_dim=1 scatter_dim=1   dy [M, N / S]   x [M, K / R]   weight [N / Z, K]   dx [M, K / R]
-sharded=False                dy [M, N]       x [M, K]       weight [N / Z, K]   dx [M, K]""",
-        details=f"""\
+        documentation=f"""\
+Returns (dx, dweight, dbias): the gradients of linear_forward, given that of y.
+
+    gather_dim=0 scatter_dim=0   dy [M / S, N]   x [M / R, K]   weight [N / Z, K]   dx [M / R, K]
+    gather_dim=0 scatter_dim=1   dy [M, N / S]   x [M / R, K]   weight [N / Z, K]   dx [M / R, K]
+    gather_dim=1 scatter_dim=0   dy [M / S, N]   x [M, K / R]   weight [N / Z, K]   dx [M, K / R]
+    gather_dim=1 scatter_dim=1   dy [M, N / S]   x [M, K / R]   weight [N / Z, K]   dx [M, K / R]
+    sharded=False                dy [M, N]       x [M, K]       weight [N / Z, K]   dx [M, K]
+
 {_LEGEND}
 dweight is [N / Z, K] and dbias [N]; results that output_mask does not ask for are empty, of shape
 [0]. With x_is_full, x is the gathered full_x [M, K] of forward; with weight_is_full, weight is its
-gathered full_weight [N, K].""",
-        backward="a second derivative is refused",
+gathered full_weight [N, K].
+Backward: a second derivative is refused.
+Collectives: all-gather of dy over s if sharded; for dx all-gather of weight over z, and
+reduce-scatter over r (all-reduce if not sharded); for dweight all-gather of x over r if sharded,
+and reduce-scatter over z.""",
         collectives=_backward_collectives,
-        traffic="all-gather of dy over s if sharded; for dx all-gather of weight over z, and "
-        "reduce-scatter over r (all-reduce if not sharded); for dweight all-gather of x over r if "
-        "sharded, and reduce-scatter over z",
     ),
 )

@@ -40,35 +40,41 @@ SPECS = (
     OpSpec(
         "cross_entropy_forward",
         results=_forward_results,
-        summary="Returns (losses, statistics): log(sum(exp(logits))) - logits[label] of each row, "
-        "and what backward needs.",
-        shapes="logits [M, N / W]   labels [M]   losses [M]   statistics [2, M]",
-        details=f"""\
+        documentation=f"""\
+Returns (losses, statistics): log(sum(exp(logits))) - logits[label] of each row, and what backward
+needs.
+
+    logits [M, N / W]   labels [M]   losses [M]   statistics [2, M]
+
 {_LEGEND}
 statistics are the largest logit of a whole row and the sum of exp(logit - largest), in fp32 (fp64
 for fp64), as losses are. Backward keeps them and the logits, in their own dtype. With in_place,
 backward writes the gradient over the logits, which must not be a leaf.
 Source: Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018, for the pass over
-a row; Shoeybi et al., "Megatron-LM", 2019, section 3, for the split over ranks.""",
-        backward="cross_entropy_backward, or with in_place cross_entropy_backward_",
+a row; Shoeybi et al., "Megatron-LM", 2019, section 3, for the split over ranks.
+Backward: cross_entropy_backward, or with in_place cross_entropy_backward_.
+Collectives: all-reduce of the largest logit of each row, then of two sums.""",
         collectives=_forward_collectives,
-        traffic="all-reduce of the largest logit of each row, then of two sums",
     ),
     OpSpec(
         "cross_entropy_backward",
         results=lambda call: call.logits.new_empty(call.logits.shape),
-        summary="Returns (softmax - onehot) * dy, the gradient of cross_entropy_forward.",
-        shapes="dy [M]   logits [M, N]   labels [M]   statistics [2, M]   result [M, N]",
-        details=f"""\
+        documentation=f"""\
+Returns (softmax - onehot) * dy, the gradient of cross_entropy_forward.
+
+    dy [M]   logits [M, N]   labels [M]   statistics [2, M]   result [M, N]
+
 {_LEGEND}
 It is rounded once, to the dtype of the logits. A second derivative is refused.""",
     ),
     OpSpec(
         "cross_entropy_backward_",
         results=lambda call: None,
-        summary="Writes (softmax - onehot) * dy over the logits.",
-        shapes="dy [M]   logits [M, N]   labels [M]   statistics [2, M]",
-        details=f"""\
+        documentation=f"""\
+Writes (softmax - onehot) * dy over the logits.
+
+    dy [M]   logits [M, N]   labels [M]   statistics [2, M]
+
 {_LEGEND}
 The logits' version counter is raised: another backward pass that has saved them raises an error.
 Raises ValueError for logits of which elements of a row are not neighbours, or overlap.""",
