@@ -76,25 +76,16 @@ NVCC_FLAGS = ("-std=c++17", "-O3", "-DNDEBUG", "-lineinfo", "-Xcompiler=-fvisibi
 CUTLASS_FLAGS = ("--expt-relaxed-constexpr",)
 # Folders of csrc/ops whose files are not _C's but a CUDA module's of that name.
 CUDA_FOLDERS = ("cuda", "cuda_sm90")
-# What both modules need of the core; hidden symbols keep the two copies apart.
-CUDA_CORE = tuple(
-    f"csrc/core/{name}.cpp"
-    for name in (
-        "gemm/launch_config", "gemm/product_variant", "numeric/philox", "ranks/call_log",
-        "ranks/watchdog", "ranks/own_process", "ranks/rendezvous",
-    )
-)  # fmt: skip
 
 
-def debug_info_flag(request: str | None) -> str:
+def debug_info_flag() -> str:
     """Whether g++ writes debug information, against Python's own flags, which ask for it.
 
     _C then takes 100 MB instead of 3, and takes a fifth more time.
 
-    request  AXONN_DEBUG_INFO
-
-    Raises: BuildError if the request is malformed.
+    Raises: BuildError if AXONN_DEBUG_INFO is malformed.
     """
+    request = os.environ.get("AXONN_DEBUG_INFO")
     if request not in (None, "", "0", "1"):
         raise BuildError(f"AXONN_DEBUG_INFO must be 0, 1 or unset, got {request!r}")
     return "-g" if request == "1" else "-g0"
@@ -109,15 +100,13 @@ def cxx_flags(include_dirs: Iterable[str | Path]) -> list[str]:
     import torch
 
     system = [word for path in include_dirs for word in ("-isystem", str(path))]
-    debug_info = debug_info_flag(os.environ.get("AXONN_DEBUG_INFO"))
-    return [*CXX_FLAGS, debug_info, *system, f"-DAXONN_TORCH_VERSION={torch.__version__}"]
+    return [*CXX_FLAGS, debug_info_flag(), *system, f"-DAXONN_TORCH_VERSION={torch.__version__}"]
 
 
-def cpu_files(pattern: str) -> list[str]:
-    """The matching files of csrc that no CUDA module has to itself."""
-    cuda = ("csrc/core/cuda/", *(f"csrc/ops/{folder}/" for folder in CUDA_FOLDERS))
-    found = find_files(f"csrc/core/{pattern}", f"csrc/ops/{pattern}")
-    return [name for name in found if not name.startswith(cuda)]
+def files_of(folder: str, pattern: str) -> list[str]:
+    """The matching files of csrc/core or csrc/ops that no CUDA module has to itself."""
+    cuda = ("csrc/core/cuda/", *(f"csrc/ops/{name}/" for name in CUDA_FOLDERS))
+    return [name for name in find_files(f"csrc/{folder}/{pattern}") if not name.startswith(cuda)]
 
 
 def cpu_extension() -> Any:
@@ -125,9 +114,9 @@ def cpu_extension() -> Any:
 
     extension = CppExtension(
         name="axonn_ext._C",
-        sources=cpu_files("**/*.cpp"),
-        # Without these setuptools takes the module for up to date when only a header changed.
-        depends=["setup.py", *cpu_files("**/*.h")],
+        sources=files_of("ops", "**/*.cpp"),
+        # Without these setuptools takes the module for up to date when only they have changed.
+        depends=["setup.py", *files_of("core", "**/*"), *files_of("ops", "**/*.h")],
     )
     extension.extra_compile_args = cxx_flags(extension.include_dirs)
     extension.include_dirs = [str(ROOT / "csrc")]
@@ -144,17 +133,18 @@ def cuda_extension(module: KernelModule, toolkit: Toolkit, cutlass: Path | None)
     folder = module.name.rpartition("._")[2]
     sources = find_files(f"csrc/ops/{folder}/*.cpp")
     if folder == "cuda":
-        sources += [
-            *find_files("csrc/core/cuda/nccl/*.cpp", "csrc/core/cuda/fused/*.cpp"),
-            *CUDA_CORE,
-        ]
+        sources += find_files("csrc/core/cuda/nccl/*.cpp", "csrc/core/cuda/fused/*.cpp")
         cutlass = None
     else:
         sources += find_files(f"csrc/core/cuda/{folder.removeprefix('cuda_')}/*.cpp")
     extension = CppExtension(
         name=module.name,
         sources=[*sources, *module.sources],
-        depends=["setup.py", *find_files("csrc/**/*.h", "csrc/**/*.cuh")],
+        depends=[
+            "setup.py",
+            *find_files("csrc/**/*.h", "csrc/**/*.cuh"),
+            *files_of("core", "**/*.cpp"),
+        ],
         libraries=["c10_cuda", "torch_cuda"],
     )
     includes = [*extension.include_dirs, *toolkit.include_dirs()]
@@ -239,6 +229,8 @@ def build_command(report: str, base: Path, left_out: Mapping[str, str]) -> Any:
         get_cxx_compiler,
     )
 
+    objects = ROOT / base / "objects"
+
     class BuildCommand(BuildExtension.with_options(use_ninja=True)):
         """Says what is built, and keeps the objects, so that only what changed is recompiled."""
 
@@ -251,20 +243,40 @@ def build_command(report: str, base: Path, left_out: Mapping[str, str]) -> Any:
             super().build_extensions()
 
         def build_extension(self, ext: Any) -> None:
-            # A folder for each: modules compile some files alike, but with flags of their own. An
-            # editable build would otherwise use, and remove, a new temporary folder; wheels and
-            # editable installs share their objects.
-            self.build_temp = str(ROOT / base / "objects" / ext.name.rpartition(".")[2])
-            is_gcc = check_compiler_is_gcc(get_cxx_compiler())
-            if ext is self.extensions[0] and is_gcc and torch.version.hip is None:
-                ext.extra_compile_args += precompile(ROOT / base / "headers", self.command_of(ext))
+            if ext is self.extensions[0]:  # _C, which the others are built after
+                self.core = self.archive_of_core(ext.include_dirs)
+                self.headers = self.flags_of_headers(ext)
+            ext.extra_objects = [self.core]
+            flags = ext.extra_compile_args
+            (flags["cxx"] if isinstance(flags, dict) else flags).extend(self.headers)
+            # A folder for each. An editable build would otherwise use, and remove, a new temporary
+            # folder; wheels and editable installs share their objects.
+            self.build_temp = str(objects / ext.name.rpartition(".")[2])
             super().build_extension(ext)
 
-        def command_of(self, ext: Any) -> list[str]:
-            """The compiler with the flags that torch's BuildExtension gives it."""
+        def archive_of_core(self, include_dirs: list[str]) -> str:
+            """Compiles csrc/core, which needs no torch, once; a module takes what it needs of it.
+
+            Symbols are hidden, so that the modules' copies stay apart.
+            """
+            found = self.compiler.compile(
+                files_of("core", "**/*.cpp"), output_dir=str(objects / "core"),
+                include_dirs=include_dirs, extra_postargs=[*CXX_FLAGS, debug_info_flag()],
+            )  # fmt: skip
+            archive = objects / "core" / "libaxonn_core.a"
+            archive.unlink(missing_ok=True)  # it may hold the object of a file that has gone
+            self.compiler.create_static_lib(found, "axonn_core", output_dir=str(archive.parent))
+            return str(archive)
+
+        def flags_of_headers(self, ext: Any) -> list[str]:
+            """Those with which C++ files use the precompiled headers of torch."""
+            if not check_compiler_is_gcc(get_cxx_compiler()) or torch.version.hip is not None:
+                return []
             includes = [f"-I{path}" for path in (*ext.include_dirs, *self.compiler.include_dirs)]
-            flags = self.compiler.compiler_so[1:]
-            return [get_cxx_compiler(), *flags, *includes, *ext.extra_compile_args]
+            # A macro that differs between modules would make the headers those of one.
+            flags = [*self.compiler.compiler_so[1:], *ext.extra_compile_args]
+            flags = [flag for flag in flags if not flag.startswith("-DTORCH_EXTENSION_NAME=")]
+            return precompile(ROOT / base / "headers", [get_cxx_compiler(), *includes, *flags])
 
         def copy_extensions_to_source(self) -> None:
             """An editable build's; the modules of an earlier one must not be loaded beside them."""

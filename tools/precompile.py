@@ -1,4 +1,4 @@
-"""Compiles the headers of torch that most of our C++ files include, once for all files of a module.
+"""Compiles the headers of torch that most of our C++ files include, once for all modules.
 
 In most files g++ spends more time on these headers than on the rest.
 """
@@ -23,8 +23,8 @@ def precompile(folder: Path, compiler: Sequence[str]) -> list[str]:
     They take 0.4 GB, and hold paths. So where CCACHE_PCH_EXTSUM is set, ccache takes the .sum for
     them, which is the same in another checkout.
 
-    folder: one for each torch. compiler: g++ with all flags of the module, which name torch's
-    version.
+    folder: one for each torch. compiler: g++ with the flags that all modules have, which name
+    torch's version.
     """
     header, compiled = folder / "torch_headers.h", folder / "torch_headers.h.gch"
     digest = folder / "torch_headers.h.gch.sum"
