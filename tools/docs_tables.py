@@ -16,6 +16,7 @@ from types import MappingProxyType
 
 from axonn_ext import CommunicationRecord, ops, settings
 from axonn_ext.bench.results import Comparison, Row
+from axonn_ext.inputs.keys import keys_of
 from axonn_ext.ops.spec import OpSpec
 from axonn_ext.ops.specs import SPECS
 from axonn_ext.overlap import Overlap
@@ -68,10 +69,9 @@ def fields(kind: type, head: str = "key") -> str:
 
 
 def options() -> str:
-    meant = described(Overlap.__doc__, names_of(Overlap))
     rows = [
-        (code(names), ", ".join(str(getattr(Overlap(), name)) for name in names), text)
-        for names, text in meant.items()
+        (f"`{name}`", str(getattr(Overlap(), name)), each.doc)
+        for name, each in keys_of(Overlap).items()
     ]
     return table(("option", "default", "meaning"), rows)
 

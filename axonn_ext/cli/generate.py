@@ -33,7 +33,7 @@ from axonn_ext.launch.place import Process
 from axonn_ext.models import ModelConfig, ParallelConfig
 from axonn_ext.pretrained import read_model
 from axonn_ext.spec.grid import GridShape
-from axonn_ext.terminal.arguments import number, whole
+from axonn_ext.terminal.arguments import add_key, whole
 from axonn_ext.terminal.console import Console, say
 from axonn_ext.terminal.errors import UserError, refuse_extra
 from axonn_ext.terminal.grids import check_processes, parse_grid
@@ -81,18 +81,9 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
     parser.add_argument(
         "--max-new-tokens", type=whole(), default=64, metavar="N", help="(default: %(default)s)"
     )
-    parser.add_argument(
-        "--temperature", type=number(least=0), default=0.0, metavar="T",
-        help="divides the logits; 0 takes the most likely token (default: %(default)s)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--top-k", type=whole(0), default=0, metavar="K", help="of the K most likely; 0: of all"
-    )
-    parser.add_argument(
-        "--top-p", type=number(above=0, least=None, most=1), default=1.0, metavar="P",
-        help="of the most likely that have this probability together",
-    )  # fmt: skip
-    parser.add_argument("--seed", type=whole(0), default=0, metavar="N", help="of the choices")
+    for name, metavar in (("temperature", "T"), ("top_k", "K"), ("top_p", "P"), ("seed", "N")):
+        default = getattr(Sampling, name)
+        add_key(parser, Sampling, name, default=default, metavar=metavar)
     parser.add_argument(
         "--vocabulary", metavar="FILE",
         help=f"bytes, or a file of the tokenizers library (default: the model's {TOKENIZER})",

@@ -6,8 +6,8 @@ import argparse
 from pathlib import Path
 
 from axonn_ext.memorization.documents import CONTINUED, MOST_TOKENS
-from axonn_ext.spec.goldfish import WINDOWS, Goldfish
-from axonn_ext.terminal.arguments import MOST_THREADS, number, whole
+from axonn_ext.spec.goldfish import Goldfish
+from axonn_ext.terminal.arguments import MOST_THREADS, add_key, number, whole
 from axonn_ext.train.config import MAX_SEED
 
 SIZES = "128x4"
@@ -133,19 +133,9 @@ def _add_documents(parser: argparse.ArgumentParser) -> None:
 
 def _add_training(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("training")
-    group.add_argument(
-        "--goldfish-k", type=whole(2), metavar="K",
-        help=f"about one token in K is left out (default: {Goldfish.k})",
-    )  # fmt: skip
-    group.add_argument(
-        "--goldfish-h", type=whole(1), metavar="H",
-        help=f"tokens whose hash decides whether it is (default: {Goldfish.h})",
-    )  # fmt: skip
-    group.add_argument(
-        "--goldfish-window", choices=WINDOWS,
-        help="they are those before the token, or end with it, the target (default: "
-        f"{Goldfish.window})",
-    )  # fmt: skip
+    add_key(group, Goldfish, "k", flag="--goldfish-k", metavar="K")
+    add_key(group, Goldfish, "h", flag="--goldfish-h", metavar="H")
+    add_key(group, Goldfish, "window", flag="--goldfish-window")
     group.add_argument(
         "--sequence-length", type=whole(CONTINUED + 1), metavar="N",
         help=f"tokens (default: {DEFAULT_LENGTH} from nothing, else as many as the model takes, up "

@@ -262,12 +262,8 @@ def parse_overrides(arguments: Sequence[str], command: str = "train") -> tuple[O
 
 def _world_size(config: Config, nproc: int | None) -> int:
     """Returns the number of processes to start."""
-    try:
-        shape = config.grid_shape()
-    except ValueError as error:
-        raise UserError(str(error)) from None
-    check_processes(shape)
-    return shape.size if nproc is None else nproc
+    check_processes(config.grid)
+    return config.grid.size if nproc is None else nproc
 
 
 def _worker_arguments(
@@ -278,7 +274,7 @@ def _worker_arguments(
     if args.config is not None:
         arguments += ["--config", str(args.config)]
     if args.grid is not None:
-        arguments += ["--grid", str(config.grid_shape())]
+        arguments += ["--grid", str(config.grid)]
     if args.overwrite:
         arguments.append("--overwrite")
     if args.profile:

@@ -227,11 +227,7 @@ def _request_of_file(args: argparse.Namespace, device: str) -> Request:
     if args.dtype is not None:
         changes["dtype"] = args.dtype
     config = dataclasses.replace(config, train=dataclasses.replace(config.train, **changes))
-    try:
-        world_size = config.grid_shape().size
-    except ValueError as error:
-        raise UserError(str(error)) from None
-    job = prepare(config, world_size=world_size)
+    job = prepare(config, world_size=config.grid.size)
     if config.model.implementation == "plain":
         raise UserError("model.implementation plain has no Linears of axonn_ext to tune")
     grid, batch_size = job.grid_shape, config.micro_batch_size

@@ -9,6 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from axonn_ext.inputs.keys import check, key
+
 NOT_FINITE = -1  # stands for a token where there is none to choose
 
 
@@ -16,28 +18,17 @@ NOT_FINITE = -1  # stands for a token where there is none to choose
 class Sampling:
     """How the next token is chosen.
 
-    temperature: the logits are divided by it; 0: the most likely token is taken ("greedy")
-    top_k: only so many of the most likely tokens are left; 0: all
-    top_p: only the most likely tokens are left that together have this probability
-    seed: of the random numbers, which also depend on the sequence and on the number of the token
-
     As in Hugging Face's generate, top_k comes before top_p. Raises ValueError for other values.
     """
 
-    temperature: float = 0.0
-    top_k: int = 0
-    top_p: float = 1.0
-    seed: int = 0
+    temperature: float = key(0.0, "divides the logits; 0: the most likely token", minimum=0)
+    top_k: int = key(0, "only the K most likely tokens; 0: all", minimum=0)
+    top_p: float = key(1.0, "only the most likely with this probability", above=0, maximum=1)
+    # Numbers also depend on the sequence and on the number of the token.
+    seed: int = key(0, "random seed of the choices", minimum=0, maximum=2**64 - 1)
 
     def __post_init__(self) -> None:
-        if not self.temperature >= 0 or self.temperature == float("inf"):
-            raise ValueError(f"temperature must be a finite number >= 0, got {self.temperature}")
-        if self.top_k < 0:
-            raise ValueError(f"top_k must be >= 0, got {self.top_k}")
-        if not 0 < self.top_p <= 1:
-            raise ValueError(f"top_p must be > 0 and <= 1, got {self.top_p}")
-        if not 0 <= self.seed < 2**64:
-            raise ValueError(f"seed must be >= 0 and < 2**64, got {self.seed}")
+        check(self)
 
 
 def choose(logits: Tensor, sampling: Sampling, sequences: Sequence[int], index: int) -> Tensor:

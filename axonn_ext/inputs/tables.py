@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import math
-import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any
 
 from axonn_ext.inputs.errors import InputError, clipped, unknown
 from axonn_ext.inputs.files import read_toml
+from axonn_ext.inputs.keys import Key
 
 _MISSING: Any = object()
 MOST_COUNT = 10**15  # a thousand times more bytes, or tokens, than anything has
@@ -53,6 +52,15 @@ class Table:
             raise self.error(key, expected)
         return self._values.get(key, default)
 
+    def _read(self, key: str, declared: Key, default: Any) -> Any:
+        """Returns a value that the key as declared allows, or the default, whatever that is."""
+        value = self._get(key, default, declared.wanted(None))
+        if declared.kind is int and isinstance(value, float) and value.is_integer():
+            value = int(value)
+        if value is not default and not declared.allows(value):
+            raise self.error(key, declared.wanted(value))
+        return value
+
     def has(self, key: str) -> bool:
         return key in self._values
 
@@ -67,57 +75,29 @@ class Table:
         return self.without(key for key, value in self._values.items() if value is None)
 
     def text(self, key: str, default: str = _MISSING) -> str:
-        value = self._get(key, default, "a text")
-        if not isinstance(value, str) or (default is _MISSING and not value):
-            raise self.error(key, "a text")
-        return value
+        """Returns a text, which is not empty unless there is a default."""
+        needed = bool if default is _MISSING else None
+        return str(self._read(key, Key("", str, expected="a text", accepts=needed), default))
 
     def one_of(self, key: str, choices: tuple[str, ...], default: str = _MISSING) -> str:
-        value = self._get(key, default, f"one of {', '.join(choices)}")
-        if value != default and value not in choices:
-            raise self.error(key, f"one of {', '.join(choices)}")
-        return str(value)
+        return str(self._read(key, Key("", str, choices=choices), default))
 
     def flag(self, key: str, default: bool = _MISSING) -> bool:
-        value = self._get(key, default, "true or false")
-        if not isinstance(value, bool):
-            raise self.error(key, "true or false")
-        return value
+        return bool(self._read(key, Key("", bool), default))
 
-    def positive(self, key: str, default: float = _MISSING, *, most: float = math.inf) -> float:
+    def positive(self, key: str, default: float = _MISSING, *, most: float | None = None) -> float:
         """Returns a finite number above 0 and at most `most`."""
-        limit = "" if most == math.inf else f" and <= {most:g}"
-        return self._number(key, default, f"a finite number > 0{limit}", above=0, most=most)
+        return float(self._read(key, Key("", float, above=0, maximum=most), default))
 
     def at_least(
-        self, key: str, least: float, default: float = _MISSING, *, most: float = math.inf
+        self, key: str, least: float, default: float = _MISSING, *, most: float | None = None
     ) -> float:
         """Returns a finite number from `least` to `most`."""
-        limit = "" if most == math.inf else f" and <= {most:g}"
-        expected = f"a finite number >= {least:g}{limit}"
-        return self._number(key, default, expected, least=least, most=most)
-
-    def _number(
-        self, key: str, default: float, expected: str, *, above: float = -math.inf,
-        least: float = -math.inf, most: float,
-    ) -> float:  # fmt: skip
-        value = self._get(key, default, expected)
-        number = isinstance(value, int | float) and not isinstance(value, bool)
-        # An integer of 400 digits is below infinity, but cannot be a float.
-        most = min(most, sys.float_info.max)
-        if not (number and above < value <= most and value >= least):
-            raise self.error(key, expected)
-        return float(value)
+        return float(self._read(key, Key("", float, minimum=least, maximum=most), default))
 
     def count(self, key: str, default: int = _MISSING, *, least: int = 1) -> int:
         """Returns a whole number up to MOST_COUNT, since sums of larger ones may not be floats."""
-        value = self._get(key, default, f"a whole number >= {least}")
-        whole = isinstance(value, float) and math.isfinite(value) and value == int(value)
-        if isinstance(value, bool) or not (isinstance(value, int) or whole) or value < least:
-            raise self.error(key, f"a whole number >= {least}")
-        if value > MOST_COUNT:
-            raise self.error(key, f"a whole number <= {MOST_COUNT}")
-        return int(value)
+        return int(self._read(key, Key("", int, minimum=least, maximum=MOST_COUNT), default))
 
     def table(self, key: str) -> Table:
         value = self._get(key, _MISSING, "a table")
@@ -139,13 +119,27 @@ class Table:
         return value
 
     def numbers(
-        self, names: tuple[str, ...], needed: tuple[str, ...] = (), *, most: float = math.inf
+        self, names: tuple[str, ...], needed: tuple[str, ...] = (), *, most: float | None = None
     ) -> dict[str, float]:
         """Returns those of the names that the table has, all of which must be positive numbers."""
         wanted = [name for name in names if name in needed or self.has(name)]
         found = {name: self.positive(name, most=most) for name in wanted}
         self._asked.update(names)
         self.finish()
+        return found
+
+    def read(self, readers: Mapping[str, Callable[[Any], Any]]) -> dict[str, Any]:
+        """Returns those of the keys that the table has, each as its reader returns it.
+
+        A reader raises ValueError, which says what is expected, for another value.
+        """
+        self._asked.update(readers)
+        found = {}
+        for key in readers.keys() & self._values.keys():
+            try:
+                found[key] = readers[key](self._values[key])
+            except ValueError as error:
+                raise self.error(key, str(error)) from None
         return found
 
     def finish(self) -> None:

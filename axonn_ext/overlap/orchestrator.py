@@ -54,7 +54,7 @@ class Orchestrator:
 
     The program alone decides which collectives are issued and in which order; timing does not
     matter. Ranks that run the same program therefore issue the same collectives. All sums have a
-    fixed order, and `wait_at_once` does not change any bit.
+    fixed order, and `set_wait_at_once` does not change any bit.
 
     On GPUs, collectives go over the grid's NCCL communicators of our own, or over its c10d groups:
     see Overlap. With the former, a failed collective aborts those of all ranks, who all get an
@@ -109,7 +109,6 @@ class Orchestrator:
         ]
         for shards in all_shards(self._parameters):
             shards.use(self._exchange)
-        self.set_wait_at_once(self.overlap.wait_at_once)
 
     def _make_lanes(self, grid: Grid, axes: set[str]) -> dict[str, Lane]:
         axes = axes.union(*(axes_left(p) for p in self._parameters))

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from axonn_ext.inputs.keys import key
 from axonn_ext.planner.search.padded_vocabulary import padded_model
 from axonn_ext.spec.grid import GridShape
 from axonn_ext.spec.model import ModelConfig
 from axonn_ext.spec.optimizer import OptimizerOptions
-from axonn_ext.spec.parallel import Overlap, ParallelConfig, check_choice
+from axonn_ext.spec.parallel import Overlap, ParallelConfig
 from axonn_ext.spec.pipeline_options import PipelineOptions
 from axonn_ext.spec.rules import BrokenRule, broken_rules
 
@@ -23,22 +24,14 @@ class Options(ParallelConfig):
 
     overlap: None if the ops themselves gather weights and sum gradients, without overlap.
     pipeline: how stages run; matters only on grids with pipe > 1.
-    micro_batches: the number of parts in which a step is computed.
-    dtype: the dtype of parameters and activations.
     optimizer: where AdamW's state is, and what of it the ranks of data divide.
     """
 
     overlap: Overlap | None = field(default_factory=Overlap)
-    micro_batches: int = 1
-    dtype: str = "bf16"
+    micro_batches: int = key(1, "parts in which a step is computed", minimum=1)
+    dtype: str = key("bf16", "of parameters and activations", choices=tuple(WIDTHS))
     optimizer: OptimizerOptions = field(default_factory=OptimizerOptions)
     pipeline: PipelineOptions = field(default_factory=PipelineOptions)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_choice("dtype", self.dtype, tuple(WIDTHS))
-        if self.micro_batches < 1:
-            raise ValueError(f"micro_batches must be >= 1, got {self.micro_batches}")
 
     @property
     def width(self) -> int:

@@ -7,6 +7,8 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
 
+from axonn_ext.inputs.keys import check, key
+
 AXES = ("data", "pipe", "z", "y", "x")  # slowest to fastest in rank order: x has the fastest links
 COMMUNICATING = ("x", "y", "z", "data", "pipe")  # those of pipe are few: it has messages
 # Where backward leaves partial sums of a gradient, they are added over the axes in this order.
@@ -21,16 +23,14 @@ class GridShape:
     size that is not a whole number >= 1.
     """
 
-    x: int = 1
-    y: int = 1
-    z: int = 1
-    data: int = 1
-    pipe: int = 1
+    x: int = key(1, "splits output features of layers; has the fastest links", minimum=1)
+    y: int = key(1, "splits input features of layers", minimum=1)
+    z: int = key(1, "splits weights and the batch, like FSDP", minimum=1)
+    data: int = key(1, "splits the batch; weights are copied", minimum=1)
+    pipe: int = key(1, "stages of a pipeline, which split the blocks", minimum=1)
 
     def __post_init__(self) -> None:
-        for axis, size in self.as_dict().items():
-            if not isinstance(size, int) or isinstance(size, bool) or size < 1:
-                raise ValueError(f"grid axis {axis} must be a whole number >= 1, got {size!r}")
+        check(self, "grid axis ")
 
     @classmethod
     def parse(cls, text: str) -> GridShape:

@@ -7,17 +7,12 @@ features of a Linear.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
 
-from axonn_ext.spec.family import Family, find_family
-
-_COUNTS = (
-    "vocab_size", "hidden_size", "num_layers", "num_heads", "sequence_length", "num_kv_heads",
-    "intermediate_size", "head_size",
-)  # fmt: skip
-_OPTIONAL = ("num_kv_heads", "intermediate_size", "head_size")
+from axonn_ext.inputs.keys import about, check, key
+from axonn_ext.spec.family import FAMILIES, Family, find_family
 
 
 class LinearSpec(NamedTuple):
@@ -54,44 +49,45 @@ class RopeScaling:
 
 
 @dataclass(frozen=True)
-class ModelConfig:
+class ModelSizes:
+    """The keys of a model; None stands for what the family or other sizes decide."""
+
+    vocab_size: int = field(metadata=about("tokens of the vocabulary", int, minimum=1))
+    hidden_size: int = field(metadata=about("features of the residual stream", int, minimum=1))
+    num_layers: int = field(metadata=about("transformer blocks", int, minimum=1))
+    num_heads: int = field(metadata=about("attention heads", int, minimum=1))
+    sequence_length: int = field(metadata=about("tokens of a sequence", int, minimum=1))
+    family: str = key("gpt2", " or ".join(FAMILIES), choices=FAMILIES)
+    num_kv_heads: int | None = key(
+        None, "key-value heads (grouped queries); 0: num_heads", minimum=1
+    )
+    intermediate_size: int | None = key(
+        None, "features inside the MLP; 0: the family's usual", minimum=1
+    )
+    tie_embeddings: bool = key(True, "the embedding table is the output layer's weight, too")
+    rope_theta: float = key(10000.0, "base of the rotary frequencies", above=0)
+    norm_eps: float = key(1e-5, "added to the variance in norms", above=0)
+    init_std: float = key(0.02, "standard deviation of initial weights", above=0)
+    head_size: int | None = key(None, "features of a head; 0: hidden_size / num_heads", minimum=1)
+
+
+@dataclass(frozen=True)
+class ModelConfig(ModelSizes):
     """A decoder-only transformer.
 
-    family: one of `FAMILIES`; FAMILY of models/<family> says what its models have in common.
-    num_kv_heads: default num_heads. intermediate_size: default by the family and hidden_size.
-    head_size: the features of a head; default hidden_size / num_heads. rope_scaling: of rotary
-    positions.
-    sequence_length: the longest sequence that the model can take.
+    FAMILY of models/<family> says what the models of a family have in common. rope_scaling: of
+    rotary positions.
 
-    Raises ValueError for sizes that are not whole numbers >= 1, that do not divide each other, or
-    that the family cannot have, and for an unknown family.
+    Raises ValueError, which names the key, for values that are not legal, for sizes that do not
+    divide each other, and for what the family cannot have.
     """
 
-    vocab_size: int
-    hidden_size: int
-    num_layers: int
-    num_heads: int
-    sequence_length: int
-    family: str = "gpt2"
-    num_kv_heads: int | None = None
-    intermediate_size: int | None = None
-    tie_embeddings: bool = True
-    rope_theta: float = 10000.0
-    norm_eps: float = 1e-5
-    init_std: float = 0.02
-    head_size: int | None = None
     rope_scaling: RopeScaling | None = None
 
     def __post_init__(self) -> None:
-        traits = self.traits
+        check(self)
         if isinstance(self.rope_scaling, Mapping):  # as a checkpoint has it
             object.__setattr__(self, "rope_scaling", RopeScaling(**self.rope_scaling))
-        for name in _COUNTS:
-            value = getattr(self, name)
-            if value is None and name in _OPTIONAL:
-                continue
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise ValueError(f"{name} must be a whole number >= 1, got {value!r}")
         for large, small in (("hidden_size", "num_heads"), ("num_heads", "kv_heads")):
             if large == "hidden_size" and self.head_size is not None:
                 continue
@@ -100,7 +96,7 @@ class ModelConfig:
                     f"{large}={getattr(self, large)} must be divisible by "
                     f"{small.replace('kv', 'num_kv')}={getattr(self, small)}"
                 )
-        traits.check(self)
+        self.traits.check(self)
 
     @cached_property
     def traits(self) -> Family:

@@ -9,11 +9,12 @@ from typing import Any
 
 from axonn_ext.inputs.errors import InputError, unknown
 from axonn_ext.inputs.files import is_file, is_folder, read_json
+from axonn_ext.inputs.keys import keys_of
 from axonn_ext.inputs.tables import Table, read_table
 from axonn_ext.inputs.token_files import find_token_files
 from axonn_ext.spec.family import FAMILIES, Family, HuggingFace, find_family
-from axonn_ext.spec.model import ModelConfig, RopeScaling
-from axonn_ext.spec.optimizer import OFFLOADS, ZERO_STAGES, OptimizerOptions
+from axonn_ext.spec.model import ModelConfig, ModelSizes, RopeScaling
+from axonn_ext.spec.optimizer import OptimizerOptions
 from axonn_ext.spec.presets import DEFAULT_MODEL, PRESETS
 
 
@@ -53,18 +54,10 @@ def load_optimizer(name: str) -> OptimizerOptions:
     """
     if name in PRESETS or Path(name).suffix != ".toml":
         return OptimizerOptions()
-    whole, default = read_table(Path(name)), OptimizerOptions()
+    whole = read_table(Path(name))
     if not whole.has("optim"):
-        return default
-    table = whole.table("optim")
-    zero = table.count("zero", default.zero, least=0)
-    if zero not in ZERO_STAGES:
-        raise table.error("zero", "0, 1 or 2")
-    return OptimizerOptions(
-        zero=zero,
-        offload=table.one_of("offload", OFFLOADS, default.offload),
-        bucket_elements=table.count("bucket_elements", default.bucket_elements),
-    )
+        return OptimizerOptions()
+    return OptimizerOptions(**_read(whole.table("optim"), OptimizerOptions))
 
 
 # --- The trainer's file --------------------------------------------------------------------------
@@ -79,11 +72,13 @@ def _from_trainer(path: Path) -> ModelConfig:
     table = whole.table("model")
     pretrained = table.text("pretrained", "")
     table = table.without(["implementation", "pretrained"])
+    vocab_size = table.count("vocab_size", 0, least=0)
+    table = table if vocab_size else table.without(["vocab_size"])
+    values = dataclasses.asdict(DEFAULT_MODEL) | _read(table, ModelSizes)
     if pretrained:
         model = read_config(Path(pretrained) / "config.json")
-        length = table.count("sequence_length", DEFAULT_MODEL.sequence_length)
-        return dataclasses.replace(model, sequence_length=min(length, model.sequence_length))
-    vocab_size = table.count("vocab_size", 0, least=0)
+        length = min(values["sequence_length"], model.sequence_length)
+        return dataclasses.replace(model, sequence_length=length)
     if vocab_size == 0:
         data = whole.table("data") if whole.has("data") else Table({}, "data", str(path))
         if data.text("vocabulary", "bytes") not in ("", "bytes") or _has_tokens(data):
@@ -91,23 +86,13 @@ def _from_trainer(path: Path) -> ModelConfig:
                 f"{path}: model.vocab_size is 0, so the tokenizer would decide it: the planner "
                 "needs the number (what the training run prints, a multiple of 128)"
             )
-        vocab_size = DEFAULT_MODEL.vocab_size
-    default = DEFAULT_MODEL
-    sizes = ("hidden_size", "num_layers", "num_heads", "sequence_length")
-    numbers = ("rope_theta", "norm_eps", "init_std")
-    model = _model(
-        table,
-        vocab_size=vocab_size,
-        family=table.one_of("family", FAMILIES, default.family),
-        num_kv_heads=table.count("num_kv_heads", 0, least=0) or None,
-        intermediate_size=table.count("intermediate_size", 0, least=0) or None,
-        head_size=table.count("head_size", 0, least=0) or None,
-        tie_embeddings=table.flag("tie_embeddings", default.tie_embeddings),
-        **{name: table.count(name, getattr(default, name)) for name in sizes},
-        **{name: table.positive(name, getattr(default, name)) for name in numbers},
-    )
     table.finish()
-    return model
+    return _model(table, **values)
+
+
+def _read(table: Table, options: type) -> dict[str, Any]:
+    """Returns those of the options that the table has. Raises InputError for illegal values."""
+    return table.read({name: key.read for name, key in keys_of(options).items()})
 
 
 def _has_tokens(data: Table) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from axonn_ext.spec.parallel import check_choice
+from axonn_ext.inputs.keys import check, key
 
 ZERO_STAGES = (0, 1, 2)  # what the ranks of data divide: nothing; AdamW's state; gradients, too
 OFFLOADS = ("none", "cpu", "disk")  # where AdamW's state is, if not on the device
@@ -20,16 +20,19 @@ class OptimizerOptions:
     Raises ValueError, which names the option, for another value.
     """
 
-    zero: int = 0
-    offload: str = "none"
-    bucket_elements: int = BUCKET_ELEMENTS
+    zero: int = key(
+        0, "ZeRO stage; 1: data divides moments and masters, 2: gradients, too",
+        expected="0, 1 or 2", accepts=ZERO_STAGES.__contains__,
+    )  # fmt: skip
+    offload: str = key(
+        "none", "keep moments and masters in the host's memory (cpu), or in files", choices=OFFLOADS
+    )
+    bucket_elements: int = key(
+        BUCKET_ELEMENTS, "elements that zero exchanges and offload updates together", minimum=1
+    )
 
     def __post_init__(self) -> None:
-        if self.zero not in ZERO_STAGES:
-            raise ValueError(f"zero must be 0, 1 or 2, got {self.zero!r}")
-        check_choice("offload", self.offload, OFFLOADS)
-        if self.bucket_elements < 1:
-            raise ValueError(f"bucket_elements must be at least 1, got {self.bucket_elements}")
+        check(self)
 
     def num_parts(self, data: int) -> int:
         """Returns how many ranks of `data` share masters and moments."""

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from types import MappingProxyType
 
-from axonn_ext.spec.recompute import Recomputation, recomputation_of
+from axonn_ext.inputs.keys import check, key
+from axonn_ext.spec.recompute import EXPECTED, Recomputation, is_policy, recomputation_of
 
 LAYOUTS = ("sharded", "replicated")
 ALGORITHMS = ("auto", "fused", "chunked", "sequential")  # how the fused ops can run
@@ -22,33 +23,24 @@ BUCKET_BYTES = 32 << 20
 class ParallelConfig:
     """How a model is run on a grid. No option changes a result beyond rounding.
 
-    layout: "sharded" (rows stay scattered between layers) or "replicated" (AxoNN's own).
-    heads_over_y: y splits heads instead of sequences in attention ("sharded" only).
-    save_gathered: keep a Linear's gathered input for backward instead of gathering it again.
-    reshard_after_forward: gather weights over z again in backward instead of keeping them.
-    recompute: which activations are computed again in backward instead of kept (activation
-        checkpointing): "none"; "attention": those between the two Linears of each attention;
-        "every:K" and "every:N/K": those of the first, or the first N, of each K blocks that a rank
-        has; "full": those of all blocks.
-    algorithm: how the fused ops run: "auto", "fused", "chunked" or "sequential".
-
-    Raises ValueError for an unknown layout, algorithm or policy of recomputation, and for
-    heads_over_y without "sharded".
+    Raises ValueError, which names the option, for a value that is not legal, and for heads_over_y
+    without "sharded".
     """
 
-    layout: str = "sharded"
-    heads_over_y: bool = False
-    save_gathered: bool = False
-    reshard_after_forward: bool = True
-    recompute: str = "none"
-    algorithm: str = "auto"
+    layout: str = key("sharded", "sharded rows, or AxoNN's own replicated ones", choices=LAYOUTS)
+    heads_over_y: bool = key(False, "y splits heads, not sequences, in attention (sharded)")
+    save_gathered: bool = key(False, "keep gathered inputs for backward: more memory")
+    reshard_after_forward: bool = key(True, "gather weights over z again in backward")
+    recompute: str = key(
+        "none", "none, attention, every:K (one of K blocks), every:N/K or full",
+        expected=EXPECTED, accepts=is_policy,
+    )  # fmt: skip
+    algorithm: str = key("auto", "how the fused ops run", choices=ALGORITHMS)
 
     def __post_init__(self) -> None:
-        for name, choices in (("layout", LAYOUTS), ("algorithm", ALGORITHMS)):
-            check_choice(name, getattr(self, name), choices)
+        check(self)
         if self.heads_over_y and self.layout != "sharded":
-            raise ValueError("heads_over_y needs layout 'sharded'")
-        _ = self.recomputation  # which refuses what is no policy
+            raise ValueError(f"heads_over_y needs layout 'sharded', got {self.layout!r}")
 
     @property
     def sharded(self) -> bool:
@@ -64,42 +56,30 @@ class ParallelConfig:
 class Overlap:
     """How collectives of weights (axis z) and gradients (z, data) overlap with computation.
 
-    prefetch        the number of weights that are gathered ahead of the one in use, in the order
-                    in which the last step used them; 0: each is gathered when it is needed
-    gathered_bytes  the most bytes of gathered weights that are held at once, those in use included;
-                    exceeded only where the weights in use alone take more
-    deferred        the number of weight gradients whose sums over z may be under way at once;
-                    0: each is waited for as soon as it is started
-    bucket_bytes    the bytes of gradients that one collective sums
-    wait_at_once    every collective is waited for where it is started, for comparison: collectives
-                    and bits are the same, but nothing overlaps
-    communicators   on GPUs, what collectives go over: "own", NCCL communicators of axonn_ext;
-                    "c10d", the grid's process groups; "auto": own if all ranks can have them
-    max_ctas        on GPUs, the most CTAs, and thus SMs, that a collective uses; 0: NCCL chooses.
-                    Communicators are then "own"
-
-    Raises ValueError for a negative number, for bucket_bytes=0, for unknown communicators, and for
-    max_ctas with "c10d".
+    Raises ValueError, which names the option, for a value that is not legal, and for max_ctas with
+    "c10d".
     """
 
-    prefetch: int = 1
-    gathered_bytes: int = 1 << 30
-    deferred: int = 2
-    bucket_bytes: int = BUCKET_BYTES
-    wait_at_once: bool = False
-    communicators: str = "auto"
-    max_ctas: int = 0
+    prefetch: int = key(1, "weights gathered ahead of use, in the last step's order", minimum=0)
+    gathered_bytes: int = key(
+        1 << 30, "bytes of gathered weights held at a time; more only if those in use take more",
+        minimum=0,
+    )  # fmt: skip
+    deferred: int = key(2, "weight gradients under way over z; 0: none, all wait", minimum=0)
+    bucket_bytes: int = key(BUCKET_BYTES, "bytes of gradients in one collective", minimum=1)
+    communicators: str = key(
+        "auto", "on GPUs: own, of NCCL; the grid's (c10d); auto: own if all ranks can have them",
+        choices=COMMUNICATORS,
+    )  # fmt: skip
+    max_ctas: int = key(
+        0, "on GPUs: most SMs of a collective, on own communicators; 0: NCCL chooses", minimum=0
+    )
 
     def __post_init__(self) -> None:
-        for name in ("prefetch", "gathered_bytes", "deferred", "bucket_bytes", "max_ctas"):
-            value = getattr(self, name)
-            least = 1 if name == "bucket_bytes" else 0
-            if value < least:
-                raise ValueError(f"Overlap: {name} must be >= {least}, got {value}")
-        check_choice("Overlap: communicators", self.communicators, COMMUNICATORS)
+        check(self)
         if self.max_ctas and self.communicators == "c10d":
             raise ValueError(
-                f"Overlap: max_ctas={self.max_ctas} needs communicators 'own' or 'auto', got 'c10d'"
+                f"max_ctas={self.max_ctas} needs communicators 'own' or 'auto', got 'c10d'"
             )
 
     @property

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from axonn_ext.spec.parallel import check_choice
+from axonn_ext.inputs.keys import check, key
 from axonn_ext.spec.pipeline import SCHEDULES
 
 TRANSPORTS = ("auto", "c10d")
@@ -14,55 +14,41 @@ TRANSPORTS = ("auto", "c10d")
 class PipelineOptions:
     """How the stages of a pipeline run. No option changes a gradient beyond rounding.
 
-    schedule        "message_driven": a stage runs whichever message has arrived; the others have a
-                    fixed order: "1f1b", "gpipe", "interleaved" (several chunks on each rank) and
-                    "zero_bubble" (1F1B whose weight gradients are computed later)
-    chunks          virtual stages on each rank; at least 2 for "interleaved", else 1
-    in_flight       of "message_driven": how many micro-batches a stage may hold activations of, for
-                    each stage from itself to the last one; 1 is what 1F1B holds, with which running
-                    tasks as messages arrive gains next to nothing over a fixed order
-    defer_weights   of "message_driven": computes weight gradients when no message is there, instead
-                    of in backward ("zero_bubble" always computes them later, the others never)
-    deferred_bytes  of "message_driven": when weight gradients wait with so many bytes of
-                    activations and gradients, the oldest come first; 0: when those of twice as many
-                    micro-batches wait as there are stages, which makes next to no step longer
-    transport       "auto": messages between CPUs of one host go through memory that they share,
-                    others over c10d; "c10d": all go over c10d
+    "message_driven": a stage runs whichever message has arrived; the others have a fixed order:
+    "1f1b", "gpipe", "interleaved" (several chunks on each rank) and "zero_bubble" (1F1B, whose
+    weight gradients are always computed later).
 
-    Raises ValueError for an unknown schedule, a number below its least, and options of another
-    schedule than the chosen one.
+    Raises ValueError, which names the option, for a value that is not legal, and for options of
+    another schedule than the chosen one.
     """
 
-    schedule: str = "message_driven"
-    chunks: int = 1
-    in_flight: int = 2
-    defer_weights: bool = True
-    deferred_bytes: int = 0
-    transport: str = "auto"
+    schedule: str = key(
+        "message_driven", "which task a stage runs when; docs/pipeline.md", choices=SCHEDULES
+    )
+    chunks: int = key(1, "virtual stages on each rank (interleaved)", minimum=1)
+    # With 1, which is what 1F1B holds, running tasks as messages arrive gains next to nothing.
+    in_flight: int = key(
+        2, "micro-batches held, for each stage from this to the last (message_driven)", minimum=1
+    )
+    defer_weights: bool = key(True, "weight gradients fill idle time (message_driven)")
+    deferred_bytes: int = key(
+        0, "that these may hold; 0: those of 2 x pipe micro-batches", minimum=0
+    )
+    transport: str = key(
+        "auto", "of messages; auto: through memory inside a host", choices=TRANSPORTS
+    )
 
     def __post_init__(self) -> None:
-        check_choice("schedule", self.schedule, SCHEDULES)
-        check_choice("transport", self.transport, TRANSPORTS)
-        interleaves = self.schedule == "interleaved"
-        for name, value, least in (
-            ("chunks", self.chunks, 2 if interleaves else 1),
-            ("in_flight", self.in_flight, 1),
-            ("deferred_bytes", self.deferred_bytes, 0),
-        ):
-            if not isinstance(value, int) or isinstance(value, bool) or value < least:
-                raise ValueError(
-                    f"PipelineOptions: {name} must be >= {least} with schedule {self.schedule!r}, "
-                    f"got {value!r}"
-                )
-        if self.chunks > 1 and not interleaves:
+        check(self)
+        if (self.chunks > 1) != (self.schedule == "interleaved"):
+            least = ">= 2" if self.schedule == "interleaved" else "1"
             raise ValueError(
-                f"PipelineOptions: chunks={self.chunks} needs schedule 'interleaved', got "
-                f"{self.schedule!r}"
+                f"chunks must be {least} with schedule {self.schedule!r}, got {self.chunks}"
             )
         if self.schedule == "zero_bubble" and not self.defer_weights:
             raise ValueError(
-                "PipelineOptions: defer_weights must be true with schedule 'zero_bubble', got "
-                f"{self.defer_weights!r} (1F1B without deferred weight gradients is '1f1b')"
+                "defer_weights must be true with schedule 'zero_bubble', got False (1F1B without "
+                "deferred weight gradients is '1f1b')"
             )
 
     @property

@@ -5,60 +5,56 @@ from __future__ import annotations
 import argparse
 import math
 from collections.abc import Callable
+from typing import Any
 
-# The maximum of whole numbers that have no maximum of their own. It is larger than any job needs,
-# and small enough that no arithmetic on counts overflows a float.
-MOST = 10**12
+from axonn_ext.inputs.keys import MOST, Key, keys_of
+
 MOST_THREADS = 1024  # threads of one process
 MOST_PROCESSES = 1024  # processes on this machine
 
 
 def whole(least: int = 1, most: int = MOST) -> Callable[[str], int]:
     """Returns a type for a whole number from `least` to `most`, which may be written like 4e6."""
-
-    def parse(text: str) -> int:
-        try:
-            value = float(text)  # also accepts thousands of digits
-            number = int(text) if not value.is_integer() else int(value)
-        except (ValueError, OverflowError):
-            too_large = text.strip().lstrip("+").isdecimal()
-            expected = f"<= {most}" if too_large else f">= {least}"
-            raise _expected(f"a whole number {expected}", text) from None
-        if number < least:
-            raise _expected(f"a whole number >= {least}", text)
-        if number > most:
-            raise _expected(f"a whole number <= {most}", text)
-        return number
-
-    return parse
+    return type_of(Key("", int, minimum=least, maximum=most))
 
 
 def number(
-    *, above: float | None = None, least: float | None = None, most: float = math.inf
+    *, above: float | None = None, least: float | None = None, most: float | None = None
 ) -> Callable[[str], float]:
     """Returns a type for a finite number > above, >= least and <= most."""
-    limits = [
-        f"{sign} {limit:g}"
-        for sign, limit in ((">", above), (">=", least), ("<=", most))
-        if limit is not None and math.isfinite(limit)
-    ]
+    return type_of(Key("", float, above=above, minimum=least, maximum=most))
 
-    def parse(text: str) -> float:
+
+def type_of(key: Key) -> Callable[[str], Any]:
+    """Returns a type for the values of a key."""
+
+    def parse(text: str) -> Any:
         try:
-            value = float(text)
-        except ValueError:
-            value = math.nan
-        if (
-            not math.isfinite(value)
-            or value > most
-            or (above is not None and value <= above)
-            or (least is not None and value < least)
-        ):
-            raise _expected(" ".join(["a finite number", " and ".join(limits)]).strip(), text)
-        return value
+            return key.read(_whole(text) if key.kind is int else key.parse(text))
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(f"expected {error}, got {text}") from None
 
     return parse
 
 
-def _expected(what: str, text: str) -> argparse.ArgumentTypeError:
-    return argparse.ArgumentTypeError(f"expected {what}, got {text}")
+def _whole(text: str) -> float | str:
+    """Returns what the text means; infinity for thousands of digits, the text for no number."""
+    try:
+        value = float(text)
+        return int(value) if value.is_integer() else int(text)
+    except ValueError:
+        return math.inf if text.strip().lstrip("+").isdecimal() else text
+
+
+def add_key(
+    parser: argparse._ActionsContainer, options: Any, name: str, *, flag: str = "", **more: Any
+) -> None:
+    """Adds the flag of an option, `--its-name`, with the bounds, choices and help of its `key`.
+
+    more: other arguments of add_argument; without `default` the flag is None if it is not given.
+    """
+    key, default = keys_of(options)[name], getattr(options, name)
+    more |= {"choices": key.choices} if key.choices else {"type": type_of(key)}
+    parser.add_argument(
+        flag or f"--{name.replace('_', '-')}", help=f"{key.doc} (default: {default})", **more
+    )

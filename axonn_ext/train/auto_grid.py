@@ -13,9 +13,8 @@ from axonn_ext.inputs.files import is_file
 from axonn_ext.launch.process import this_process
 from axonn_ext.planner.machines.machine import MEASURED, Machine
 from axonn_ext.planner.search.fastest import plan
-from axonn_ext.planner.search.request import Request
+from axonn_ext.planner.search.request import SEARCHED, Request
 from axonn_ext.spec.grid import GridShape
-from axonn_ext.spec.parallel import Overlap
 from axonn_ext.terminal.errors import UserError
 from axonn_ext.train.config import Config
 from axonn_ext.train.corpora import sources_of
@@ -84,16 +83,11 @@ def choose_grid(config: Config, *, world_size: int, machine: str | None) -> Choi
 def make_request(config: Config, world_size: int, machine: Machine) -> Request:
     """Returns a request to the planner in which only the grid is searched.
 
-    Raises ValueError for options that exclude each other.
+    Raises ValueError for sizes that do not fit each other.
     """
-    config.parallel_config()
     _, model = vocabulary_and_model(config, sources_of(config))
     model = dataclasses.replace(model, sequence_length=config.model.sequence_length)
-    train, parallel, overlap = config.train, config.parallel, config.overlap
-    # With "at_once", collectives and memory are the same as with "on".
-    carried = Overlap(
-        overlap.prefetch, overlap.gathered_bytes, overlap.deferred, overlap.bucket_bytes
-    )
+    train, parallel = config.train, config.parallel
     return Request(
         model=model,
         model_name="the model",
@@ -102,15 +96,10 @@ def make_request(config: Config, world_size: int, machine: Machine) -> Request:
         batch_size=train.batch_size,
         dtype=train.dtype,
         layouts=(parallel.layout,),
-        fixed={
-            "heads_over_y": parallel.heads_over_y,
-            "save_gathered": parallel.save_gathered,
-            "reshard_after_forward": parallel.reshard_after_forward,
-            "recompute": parallel.recompute,
-            "overlap": None if overlap.mode == "off" else carried,
-        },
+        fixed={name: getattr(parallel, name) for name in SEARCHED}
+        | {"overlap": config.overlap_options()},
         micro_batches=(train.micro_batches,),
-        optimizers=(config.optimizer_options(),),
+        optimizers=(config.optim,),
         top=1,
     )
 

@@ -172,7 +172,10 @@ class RunCheckpoints:
 
 
 def _as_json(config: Config) -> dict[str, Any]:
-    return dataclasses.asdict(config)
+    """Returns the values of all keys by table, as TOML has them: 0 stands for None."""
+    return dataclasses.asdict(
+        config, dict_factory=lambda items: {key: 0 if v is None else v for key, v in items}
+    )
 
 
 def _differences(saved: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:

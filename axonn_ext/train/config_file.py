@@ -5,24 +5,20 @@ Messages about mistakes name the key, the expected and the given value, and wher
 
 from __future__ import annotations
 
-import dataclasses
 import json
-import math
 from collections.abc import Mapping
-from dataclasses import Field, dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 from axonn_ext.inputs.errors import clipped, hint
 from axonn_ext.inputs.files import FileError, read_toml
+from axonn_ext.inputs.keys import Key, keys_of
 from axonn_ext.spec.grid import GridShape
-from axonn_ext.terminal.arguments import MOST
 from axonn_ext.terminal.errors import UserError
-from axonn_ext.train.config import MAX_NUMBER, Config, KeyInfo, key_info
+from axonn_ext.train.config import Config
 
 Tables = dict[str, dict[str, Any]]
-_TYPES = {"int": int, "float": float, "bool": bool, "str": str}
-_BOOLEANS = {"true": True, "false": False}
 
 
 @dataclass(frozen=True)
@@ -47,7 +43,7 @@ def load_config(
     Raises: UserError with all problems.
     """
     problems: list[str] = []
-    tables: Tables = {table.name: {} for table in dataclasses.fields(Config)}
+    tables: Tables = {name: {} for name in _tables()}
     if path is not None:
         _merge(tables, _read(path, option), f"in {path}", problems)
     if grid is not None:
@@ -62,12 +58,11 @@ def load_config(
 def to_toml(config: Config) -> str:
     """Returns the configuration as TOML, with the meaning of every key as a comment."""
     lines: list[str] = []
-    for table in dataclasses.fields(Config):
-        values = getattr(config, table.name)
-        lines += ["", f"[{table.name}]"]
-        for key in dataclasses.fields(values):
-            assignment = f"{key.name} = {toml_value(getattr(values, key.name))}"
-            lines.append(f"{assignment:<34}  # {key_info(key).doc}")
+    for name, table in _tables().items():
+        lines += ["", f"[{name}]"]
+        for key, about in keys_of(table).items():
+            assignment = f"{key} = {toml_value(getattr(getattr(config, name), key))}"
+            lines.append(f"{assignment:<34}  # {about.doc}")
     return "\n".join(lines[1:]) + "\n"
 
 
@@ -99,21 +94,9 @@ def _merge(tables: Tables, document: Mapping[str, Any], source: str, problems: l
 
 
 def _apply(tables: Tables, override: Override, problems: list[str]) -> None:
-    source = "on the command line"
     key = _find(override.key)
-    if key is None:
-        problems.append(_unknown(override.key, source))
-        return
-    text, kind = override.text, _TYPES[str(key.type)]
-    value: Any = text
-    if kind is bool:
-        value = _BOOLEANS.get(text.lower(), text)
-    elif kind is not str:
-        try:
-            value = int(text) if kind is int else float(text)
-        except ValueError:
-            value = text
-    _set(tables, override.key, value, source, problems)
+    value = override.text if key is None else key.parse(override.text)
+    _set(tables, override.key, value, "on the command line", problems)
 
 
 def _set(tables: Tables, dotted: str, value: Any, source: str, problems: list[str]) -> None:
@@ -122,16 +105,11 @@ def _set(tables: Tables, dotted: str, value: Any, source: str, problems: list[st
     if key is None:
         problems.append(_unknown(dotted, source))
         return
-    kind, info = _TYPES[str(key.type)], key_info(key)
-    if kind is float and type(value) is int and abs(value) < MOST:
-        value = float(value)
-    if type(value) is not kind or not _in_range(value, info):
-        problems.append(
-            f"{dotted}: expected {_expected(kind, value, info)}, got {_shown(value)} {source}"
-        )
-        return
     table, _, name = dotted.partition(".")
-    tables[table][name] = value
+    try:
+        tables[table][name] = key.read(value)
+    except ValueError as error:
+        problems.append(f"{dotted}: expected {error}, got {_shown(value)} {source}")
 
 
 def _parse_grid(text: str, problems: list[str]) -> dict[str, Any]:
@@ -143,85 +121,35 @@ def _parse_grid(text: str, problems: list[str]) -> dict[str, Any]:
 
 
 def _build(tables: Tables) -> Config:
-    classes = {table.name: table.default_factory for table in dataclasses.fields(Config)}
-    built: dict[str, Any] = {}
-    for name, values in tables.items():
-        table_class = classes[name]
-        assert callable(table_class)
-        built[name] = table_class(**values)
+    """Returns the configuration. Raises UserError for values that exclude each other."""
+    built, problems = {}, []
+    for name, table in _tables().items():
+        try:
+            built[name] = table(**tables[name])
+        except ValueError as error:
+            problems.append(f"{name}.{error}")
+    if problems:
+        raise UserError(*problems)
     return Config(**built)
 
 
-def _fields_of(table: str) -> dict[str, Field[Any]]:
-    default = getattr(Config(), table)
-    return {key.name: key for key in dataclasses.fields(default)}
+def _tables() -> dict[str, Any]:
+    """Returns the dataclass of each table."""
+    return {table.name: table.default_factory for table in fields(Config)}
 
 
-def _find(dotted: str) -> Field[Any] | None:
+def _find(dotted: str) -> Key | None:
     table, _, name = dotted.partition(".")
-    if table not in {t.name for t in dataclasses.fields(Config)}:
-        return None
-    return _fields_of(table).get(name)
+    return keys_of(_tables()[table]).get(name) if table in _tables() else None
 
 
 def _unknown(dotted: str, source: str) -> str:
     """Returns the message for a key that does not exist, with the most similar one that does."""
-    table, _, _ = dotted.partition(".")
-    tables = [t.name for t in dataclasses.fields(Config)]
-    every = [f"{t}.{name}" for t in tables for name in _fields_of(t)]
-    known = f"; keys of [{table}]: {', '.join(_fields_of(table))}" if table in tables else ""
+    tables = {name: list(keys_of(table)) for name, table in _tables().items()}
+    every = [f"{table}.{name}" for table, names in tables.items() for name in names]
+    table = dotted.partition(".")[0]
+    known = f"; keys of [{table}]: {', '.join(tables[table])}" if table in tables else ""
     return f"unknown key {dotted} {source}{hint(dotted, every)}{known}"
-
-
-def _in_range(value: Any, info: KeyInfo) -> bool:
-    if info.choices:
-        return value in info.choices
-    if isinstance(value, str) and not _is_unicode(value):
-        return False
-    if info.accepts is not None and not info.accepts(value):
-        return False
-    if isinstance(value, str):
-        return True
-    if isinstance(value, float) and not math.isfinite(value):
-        return False
-    if value > _most(value):
-        return False
-    return not (
-        (info.minimum is not None and value < info.minimum)
-        or (info.maximum is not None and value > info.maximum)
-        or (info.above is not None and value <= info.above)
-    )
-
-
-def _most(value: float) -> float:
-    return MAX_NUMBER if isinstance(value, float) else MOST
-
-
-def _is_unicode(text: str) -> bool:
-    """Whether TOML can hold the text: it cannot hold names of files whose bytes are not UTF-8."""
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError:
-        return False
-    return "\0" not in text
-
-
-def _expected(kind: type, value: Any, info: KeyInfo) -> str:
-    if info.choices:
-        return f"one of {', '.join(info.choices)}"
-    if info.expected:
-        return info.expected
-    if isinstance(value, str) and not _is_unicode(value):
-        return "text in UTF-8, without zeros"
-    if info.maximum is None and type(value) in (int, float) and value > _most(value):
-        return f"{'a whole number' if kind is int else 'a number'} <= {_most(value)}"
-    text = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}[kind]
-    limits = [
-        f"{sign} {limit:g}"
-        for sign, limit in ((">=", info.minimum), (">", info.above), ("<=", info.maximum))
-        if limit is not None
-    ]
-    return " ".join([text, " and ".join(limits)]).strip()
 
 
 def _shown(value: Any) -> str:
@@ -233,7 +161,9 @@ def _shown(value: Any) -> str:
 
 
 def toml_value(value: Any) -> str:
-    """Returns a value of a key as TOML has it."""
+    """Returns a value of a key as TOML has it, and 0 for None."""
+    if value is None:
+        return "0"
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, str):

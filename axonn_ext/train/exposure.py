@@ -47,13 +47,11 @@ class Exposure:
         waited_for_messages: Callable[[], float] | None = None,
     ) -> None:
         self._orchestrator, self._waited_for_messages = orchestrator, waited_for_messages
-        overlaps = orchestrator is not None and not orchestrator.overlap.wait_at_once
         num_profiled = min(_NUM_PROFILED, max(1, num_steps - 1)) if profile else 0
-        self._compares = overlaps and num_steps > _LAST_COMPARED
+        self._compares = orchestrator is not None and num_steps > _LAST_COMPARED
         last = min(_LAST_COMPARED, num_steps - num_profiled) if self._compares else 1
         self._compared = range(_FIRST_COMPARED, last + 1)
         self._axes = {grid.axis(axis).name: axis for axis in AXES if grid.size(axis) > 1}
-        self._overlaps = overlaps
         self._clock = None if device == "cpu" else StreamClock(torch.device(device))
         self._profile = profile
         first = min(last + 1, num_steps)
@@ -72,12 +70,11 @@ class Exposure:
     def step(self, number: int) -> Iterator[None]:
         """Must enclose one step, including the optimizer."""
         at_once = number in self._compared and number % 2 == 0
-        if self._orchestrator is not None and self._overlaps:
+        if self._orchestrator is not None:
             self._orchestrator.set_wait_at_once(at_once)
+            self._orchestrator.record(number in self._profiled)
         self._recording = number in self._profiled
         before = self._waited_in_ops(), *self._lanes_so_far()
-        if self._orchestrator is not None:
-            self._orchestrator.record(self._recording)
         began = time.perf_counter()
         yield
         if number in self._compared:
@@ -136,7 +133,7 @@ class Exposure:
 
     def _verdict(self) -> list[str]:
         """Says whether overlap, if it is on, has saved time."""
-        if not self._overlaps:
+        if self._orchestrator is None:
             return []
         off = "--overlap.mode off runs what shared memory can do inside the ops"
         if self._compares:

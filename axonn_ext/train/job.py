@@ -88,15 +88,14 @@ def prepare(config: Config, *, world_size: int, local_world_size: int | None = N
     Raises: UserError with all problems that were found.
     """
     try:
-        shape = config.grid_shape()
-        parallel, pipeline = config.parallel_config(), config.pipeline_options()
-        config.overlap_options()
         sources = sources_of(config)
         vocabulary, model = vocabulary_and_model(config, sources)
         stages = config.stages(model)
     except ValueError as error:
         raise UserError(str(error)) from None
-    job = Job(config, shape, model, parallel, pipeline, stages, vocabulary, sources)
+    job = Job(
+        config, config.grid, model, config.parallel, config.pipeline, stages, vocabulary, sources
+    )
     try:
         _ = job.rates
     except ValueError as error:

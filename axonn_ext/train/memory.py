@@ -54,7 +54,7 @@ def check_memory(job: Job, *, ranks_here: int) -> None:
 
 def _bytes_of_a_parameter(job: Job) -> float:
     """Returns what a trained parameter needs at least on a rank's device."""
-    options, data, width = job.config.optimizer_options(), job.grid_shape.data, job.dtype.itemsize
+    options, data, width = job.config.optim, job.grid_shape.data, job.dtype.itemsize
     parts = options.num_parts(data)
     gradient = width / parts if options.zero > 1 else width
     elsewhere = {"none": (), "cpu": ("cuda",), "disk": ("cuda", "cpu")}[options.offload]

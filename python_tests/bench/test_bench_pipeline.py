@@ -179,7 +179,7 @@ def test_wrong_gradients_get_no_time(pool) -> None:
 def test_ranks_of_a_stage_decide_together(pool) -> None:
     plan = dataclasses.replace(
         PLAN, grid=GridShape(x=2, pipe=2), delays=(0.2,), rounds=1,
-        cases=(CASES["1f1b"], CaseSpec("two", "message_driven", defers=True, most_deferred=2)),
+        cases=(CASES["1f1b"], CaseSpec("message_driven", name="two", deferred=2)),
     )  # fmt: skip
     fixed, free = pool(4).run(rows_of, plan)[0]
     assert fixed.problem is free.problem is None

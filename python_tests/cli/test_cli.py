@@ -109,7 +109,7 @@ def test_started_ranks_are_told_all_that_train_was(tmp_path: Path) -> None:
     told = train._worker_arguments(asked, config, tmp_path / "run", overrides)
     rank, rest = parser_of(train).parse_known_args(told)
     assert (rank.config, rank.out) == (Path("c.toml"), tmp_path / "run")
-    assert rank.grid == str(config.grid_shape()), "the chosen one"
+    assert rank.grid == str(config.grid), "the chosen one"
     assert rank.overwrite and rank.profile
     assert parse_overrides(rest) == overrides
 

@@ -409,7 +409,8 @@ def test_pipeline_stages_are_planned_when_they_are_asked_for(
     config = load_config(written)
     job = prepare(config, world_size=16)
     assert job.grid_shape.as_dict() == best["grid"]
-    assert dataclasses.asdict(job.pipeline) == best["pipeline"]
+    blocks = {"blocks": config.pipeline.blocks}
+    assert dataclasses.asdict(job.pipeline) == best["pipeline"] | blocks
     assert job.stages == Stages.balanced(job.model, best["grid"]["pipe"], job.pipeline.chunks)
     assert config.pipeline.blocks == ",".join(str(len(blocks)) for blocks in job.stages.blocks)
     assert (config.train.batch_size, config.train.micro_batches) == (64, best["micro_batches"])

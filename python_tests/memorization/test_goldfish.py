@@ -171,13 +171,13 @@ def test_threads_and_batches_change_no_bit() -> None:
 
 
 def test_what_does_not_fit_is_named() -> None:
-    tokens, whole = draw(2, 9), "expected a whole number"
+    tokens, whole = draw(2, 9), "must be a whole number"
     calls: dict[str, Callable[[], object]] = {
-        f"goldfish.k: {whole} >= 2, got 1": lambda: goldfish_mask(tokens, k=1),
-        f"goldfish.k: {whole} >= 2, got 4.0": lambda: Goldfish(k=4.0),
-        f"goldfish.k: {whole} >= 2, got {2**63}": lambda: Goldfish(k=2**63),
-        f"goldfish.h: {whole} >= 1, got 0": lambda: goldfish_mask(tokens, h=0),
-        f"goldfish.h: {whole} >= 1, got True": lambda: Goldfish(h=True),
+        f"goldfish.k {whole} >= 2, got 1": lambda: goldfish_mask(tokens, k=1),
+        f"goldfish.k {whole} >= 2, got 4.0": lambda: Goldfish(k=4.0),
+        f"goldfish.k {whole} <= {2**63 - 1}, got {2**63}": lambda: Goldfish(k=2**63),
+        f"goldfish.h {whole} >= 1, got 0": lambda: goldfish_mask(tokens, h=0),
+        f"goldfish.h {whole} >= 1, got True": lambda: Goldfish(h=True),
         "goldfish.window must be one of before, target, got 'after'": lambda: goldfish_mask(
             tokens, window="after"
         ),

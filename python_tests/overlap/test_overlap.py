@@ -390,7 +390,7 @@ def test_forgetting_no_sync_changes_no_result(pool):
 
 @pytest.mark.parametrize("option", ["prefetch", "gathered_bytes", "deferred", "bucket_bytes"])
 def test_bad_options(option):
-    with pytest.raises(ValueError, match=f"{option} must be >= "):
+    with pytest.raises(ValueError, match=f"{option} must be a whole number >= "):
         Overlap(**{option: -1})
 
 

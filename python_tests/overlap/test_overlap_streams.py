@@ -417,7 +417,7 @@ def refused_on_the_cpu(options: dict[str, Any]) -> str:
     ("options", "message"),
     [
         ({"communicators": "nccl"}, "communicators must be one of auto, own, c10d, got 'nccl'"),
-        ({"max_ctas": -1}, "max_ctas must be >= 0, got -1"),
+        ({"max_ctas": -1}, "max_ctas must be a whole number >= 0, got -1"),
         ({"communicators": "c10d", "max_ctas": 4}, "max_ctas=4 needs communicators 'own' or"),
     ],
 )

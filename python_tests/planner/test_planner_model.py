@@ -113,7 +113,7 @@ def test_wrong_models_are_refused(changes: dict[str, object], message: str) -> N
         ({"layout": "rows"}, "layout must be one of sharded, replicated, got 'rows'"),
         ({"dtype": "fp8"}, "dtype must be one of bf16, fp16, fp32, got 'fp8'"),
         ({"layout": "replicated", "heads_over_y": True}, "heads_over_y needs layout 'sharded'"),
-        ({"micro_batches": 0}, "micro_batches must be >= 1, got 0"),
+        ({"micro_batches": 0}, "micro_batches must be a whole number >= 1, got 0"),
     ],
 )
 def test_wrong_options_are_refused(changes: dict[str, object], message: str) -> None:

@@ -24,7 +24,6 @@ from model_cases import GPT2, random_batch
 STEPS = 3
 SHARDED = ParallelConfig()
 ON = Overlap(prefetch=2, deferred=2, bucket_bytes=4096)
-OFF = dataclasses.replace(ON, wait_at_once=True)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,11 +36,18 @@ class Case:
     communicators: str = "auto"
 
 
-def train(grid: Grid, case: Case, overlap: Overlap | None) -> dict[str, Tensor]:
-    """Losses, norms and weights of a few steps of plain gradient descent."""
+def train(
+    grid: Grid, case: Case, overlap: Overlap | None, *, wait_at_once: bool = False
+) -> dict[str, Tensor]:
+    """Losses, norms and weights of a few steps of plain gradient descent.
+
+    wait_at_once: every collective is waited for where it starts, so that nothing overlaps.
+    """
     model = models.build(case.config, grid, case.parallel, seed=2, dtype=case.dtype)
     model.to(case.device)
     orchestrator = None if overlap is None else Orchestrator(model, overlap)
+    if orchestrator is not None:
+        orchestrator.set_wait_at_once(wait_at_once)
     record: dict[str, Tensor] = {}
     for step in range(STEPS):
         total = backward(model, grid, case, orchestrator)
@@ -78,8 +84,9 @@ def backward(model: Any, grid: Grid, case: Case, orchestrator: Orchestrator | No
 def compare(shape: GridShape, case: Case) -> tuple[list[str], float]:
     """What differs in any bit between overlap on and off, and the largest error against without."""
     grid = grid_of(shape)
-    on, off = (dataclasses.replace(o, communicators=case.communicators) for o in (ON, OFF))
-    on, off, without = (train(grid, case, overlap) for overlap in (on, off, None))
+    overlap = dataclasses.replace(ON, communicators=case.communicators)
+    on, off = (train(grid, case, overlap, wait_at_once=at_once) for at_once in (False, True))
+    without = train(grid, case, None)
     assert on.keys() == off.keys() == without.keys()
     differing = [name for name in on if not torch.equal(on[name], off[name])]
     return differing, max(relative_error(on[name], without[name]) for name in on)

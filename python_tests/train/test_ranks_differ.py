@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import itertools
 import math
@@ -19,10 +20,11 @@ import torch.distributed as dist
 
 import axonn_ext
 from axonn_ext import meeting, settings
+from axonn_ext.inputs.keys import Key, keys_of
 from axonn_ext.launch import process
 from axonn_ext.launch.place import Process
 from axonn_ext.terminal.errors import UserError
-from axonn_ext.train.config import Config, KeyInfo, key_info
+from axonn_ext.train.config import Config
 from axonn_ext.train.config_file import Override, load_config, toml_value
 from axonn_ext.train.corpora import load
 from axonn_ext.train.job import prepare
@@ -57,7 +59,7 @@ class Pair:
     value: Any = None
 
 
-def other_value(info: KeyInfo, name: str, value: Any, draw: random.Random) -> Any:
+def other_value(info: Key, name: str, value: Any, draw: random.Random) -> Any:
     """A value that the key may have, and that is not this one."""
     if isinstance(value, bool):
         return not value
@@ -83,9 +85,10 @@ def all_pairs() -> Iterator[Pair]:
     while True:
         for table in dataclasses.fields(Config):
             values = getattr(Config(), table.name)
-            for key in dataclasses.fields(values):
-                value = other_value(key_info(key), key.name, getattr(values, key.name), draw)
-                yield Pair("key", f"{table.name}.{key.name}", value)
+            for name, key in keys_of(type(values)).items():
+                value = getattr(values, name)
+                value = other_value(key, name, 0 if value is None else value, draw)
+                yield Pair("key", f"{table.name}.{name}", value)
         yield from (Pair("setting", name, value) for name, value in OTHER_SETTINGS.items())
         yield from (Pair("version", name, f"1.2.{draw.randrange(99)}") for name in VERSIONS)
         yield from (Pair("data", name, draw.randrange(50)) for name in DATA)
@@ -93,7 +96,8 @@ def all_pairs() -> Iterator[Pair]:
 
 def with_key(config: Config, dotted: str, value: Any) -> Config:
     name, _, key = dotted.partition(".")
-    table = dataclasses.replace(getattr(config, name), **{key: value})
+    table = copy.copy(getattr(config, name))
+    object.__setattr__(table, key, value)  # which other keys may exclude
     return dataclasses.replace(config, **{name: table})
 
 

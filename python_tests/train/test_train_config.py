@@ -14,11 +14,11 @@ import torch
 from torch.library import Library
 
 from axonn_ext import _library
-from axonn_ext.models import ParallelConfig
+from axonn_ext.inputs.keys import keys_of
 from axonn_ext.spec.grid import GridShape
 from axonn_ext.spec.recompute import EXPECTED
 from axonn_ext.terminal.errors import UserError
-from axonn_ext.train.config import Config, key_info
+from axonn_ext.train.config import Config
 from axonn_ext.train.config_file import Override, load_config, to_toml
 from axonn_ext.train.job import prepare
 
@@ -54,7 +54,7 @@ def test_file_then_grid_then_overrides(tmp_path: Path) -> None:
             Override("data.vocabulary", "7"),
         ),
     )
-    assert config.grid_shape() == GridShape(y=2, z=3)  # --grid stands for all five axes
+    assert config.grid == GridShape(y=2, z=3)  # --grid stands for all five axes
     assert config.model.hidden_size == 64
     assert config.optim.lr == 1.0
     assert isinstance(config.optim.lr, float)
@@ -76,20 +76,25 @@ def test_printed_toml_reads_back(tmp_path: Path) -> None:
 
 def test_every_key_says_what_it_means() -> None:
     for table in dataclasses.fields(Config):
-        for key in dataclasses.fields(getattr(Config(), table.name)):
-            assert len(key_info(key).doc) > 5, f"{table.name}.{key.name}"
+        values = getattr(Config(), table.name)
+        keys = keys_of(type(values))
+        assert keys.keys() == {key.name for key in dataclasses.fields(values)}
+        for name, key in keys.items():
+            assert len(key.doc) > 5, f"{table.name}.{name}"
 
 
-def test_parallel_table_has_every_option_of_the_model() -> None:
-    assert Config().parallel_config() == ParallelConfig()
-    names = {key.name for key in dataclasses.fields(Config().parallel)}
-    assert names == {key.name for key in dataclasses.fields(ParallelConfig)}
+def test_options_that_are_off_are_none() -> None:
+    assert Config().goldfish_options() is Config().overlap_options() is None
+    given = (Override("goldfish.k", "3"), Override("overlap.mode", "on"))
+    config = load_config(None, overrides=given)
+    assert config.goldfish_options() is config.goldfish
+    assert config.overlap_options() is config.overlap
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
 def test_examples_fit_their_grid(path: Path) -> None:
     config = load_config(path)
-    prepare(config, world_size=config.grid_shape().size)
+    prepare(config, world_size=config.grid.size)
 
 
 @pytest.mark.parametrize(
@@ -98,9 +103,9 @@ def test_examples_fit_their_grid(path: Path) -> None:
         ("model.hidden_size", "big", 'expected a whole number >= 1, got "big"'),
         ("model.hidden_size", "0", "expected a whole number >= 1, got 0"),
         ("model.hidden_size", "2.5", 'expected a whole number >= 1, got "2.5"'),
-        ("optim.lr", "-1", "expected a number > 0, got -1.0"),
-        ("optim.lr", "nan", "expected a number > 0, got nan"),
-        ("optim.beta2", "1", "expected a number >= 0 and <= 0.999999, got 1.0"),
+        ("optim.lr", "-1", "expected a finite number > 0, got -1.0"),
+        ("optim.lr", "nan", "expected a finite number > 0, got nan"),
+        ("optim.beta2", "1", "expected a finite number >= 0 and <= 0.999999, got 1.0"),
         ("train.dtype", "fp8", 'expected one of fp32, bf16, fp16, got "fp8"'),
         ("data.order", "random", 'expected one of windows, documents, examples, got "random"'),
         ("model.tie_embeddings", "1", 'expected true or false, got "1"'),
@@ -116,12 +121,12 @@ def test_bad_values_on_the_command_line(key: str, text: str, expected: str) -> N
 def test_a_number_at_its_bound_is_legal_unless_it_must_be_above() -> None:
     tables = [table.name for table in dataclasses.fields(Config)]
     keys = {
-        f"{t}.{k.name}": key_info(k)
+        f"{t}.{name}": key
         for t in tables
-        for k in dataclasses.fields(getattr(Config(), t))
+        for name, key in keys_of(type(getattr(Config(), t))).items()
     }
-    for name, info in keys.items():
-        for bound, is_legal in ((info.minimum, True), (info.maximum, True), (info.above, False)):
+    for name, key in keys.items():
+        for bound, is_legal in ((key.minimum, True), (key.maximum, True), (key.above, False)):
             if bound is not None:
                 number = Override(name, f"{bound:.17g}")
                 with nullcontext() if is_legal else pytest.raises(UserError, match="expected"):
@@ -148,7 +153,7 @@ def test_unknown_keys_and_tables(tmp_path: Path) -> None:
     assert f"unknown key model.hiden_size in {path} (did you mean model.hidden_size?)" in (
         unknown_key
     )
-    assert "keys of [model]: implementation, family," in unknown_key
+    assert "keys of [model]: vocab_size, hidden_size," in unknown_key
     assert f"unknown table [trian] in {path} (did you mean train?)" in unknown_table
     assert "[grid], [model], [data]" in unknown_table
     (elsewhere,) = problems(optim__batch_size="3")
@@ -176,9 +181,8 @@ def test_bad_grids(grid: str, expected: str) -> None:
 
 def refused(*, world_size: int = 1, grid: str = "x=1", **overrides: str) -> str:
     pairs = tuple(Override(key.replace("__", "."), text) for key, text in overrides.items())
-    config = load_config(None, grid=grid, overrides=pairs)
     with pytest.raises(UserError) as caught:
-        prepare(config, world_size=world_size)
+        prepare(load_config(None, grid=grid, overrides=pairs), world_size=world_size)
     return str(caught.value)
 
 
@@ -254,10 +258,9 @@ def on_gpus(
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     overrides = {"train__device": "cuda", "parallel__algorithm": "fused", **overrides}
     pairs = tuple(Override(key.replace("__", "."), text) for key, text in overrides.items())
-    config = load_config(None, grid=grid, overrides=pairs)
-    world_size = config.grid_shape().size
     try:
-        prepare(config, world_size=world_size, local_world_size=local_world_size)
+        config = load_config(None, grid=grid, overrides=pairs)
+        prepare(config, world_size=config.grid.size, local_world_size=local_world_size)
     except UserError as error:
         return list(error.problems)
     return []
@@ -300,7 +303,7 @@ def test_communicators_that_cannot_be_had_are_refused(
     assert "max_ctas are for GPUs, and the device is cpu" in problem
     asked["overlap__communicators"] = "c10d"
     problems = on_gpus(monkeypatch, overlap__mode="on", parallel__algorithm="auto", **asked)
-    refused = ["Overlap: max_ctas=4 needs communicators 'own' or 'auto', got 'c10d'"]
+    refused = ["overlap.max_ctas=4 needs communicators 'own' or 'auto', got 'c10d'"]
     assert problems == (refused if "max_ctas" in option else [])
 
 

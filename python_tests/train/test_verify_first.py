@@ -242,7 +242,7 @@ def job(device: str = "cuda", **changes: str) -> Any:
     overrides += [Override(key.replace("__", "."), text) for key, text in changes.items()]
     config = load_config(None, grid="x=2", overrides=tuple(overrides))
     return SimpleNamespace(
-        config=config, device=device, parallel=config.parallel_config(), dtype=torch.bfloat16,
+        config=config, device=device, parallel=config.parallel, dtype=torch.bfloat16,
         grid_shape=GridShape(x=2),
     )  # fmt: skip
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from axonn_ext.inputs.keys import keys_of
 from axonn_ext.spec.grid import GridShape
 from axonn_ext.spec.pipeline import check_sizes
 from axonn_ext.spec.pipeline_options import PipelineOptions
@@ -17,48 +18,39 @@ BYTES_PER_MICRO_BATCH = 2 * LAYERS_PER_STAGE * FEATURES * ROWS * 4  # x and dy o
 
 
 @dataclass(frozen=True)
-class CaseSpec:
-    """One schedule, with what it may hold.
+class CaseSpec(PipelineOptions):
+    """One schedule, with its options.
 
-    system: "ours" or "torch". in_flight: see PipelineOptions. defers: "message_driven" computes
-    weight gradients later. most_deferred: of how many micro-batches they may wait; 0: of as many as
-    PipelineOptions lets wait.
-    transport: see PipelineOptions.
+    system: "ours" or "torch". deferred: of how many micro-batches weight gradients may wait;
+    0: of as many as PipelineOptions lets wait.
     """
 
-    name: str
-    schedule: str
+    name: str = ""
     system: str = OURS
-    chunks: int = 1
-    in_flight: int = 2
-    defers: bool = True
-    most_deferred: int = 0
-    transport: str = "auto"
+    deferred: int = 0
 
     def options(self, ranks_per_stage: int) -> PipelineOptions:
         """Returns the options of our pipeline. A rank has its part of what is deferred."""
-        held = self.most_deferred * BYTES_PER_MICRO_BATCH // ranks_per_stage
-        return PipelineOptions(
-            self.schedule, chunks=self.chunks, in_flight=self.in_flight, defer_weights=self.defers,
-            deferred_bytes=held, transport=self.transport,
-        )  # fmt: skip
+        held = self.deferred * BYTES_PER_MICRO_BATCH // ranks_per_stage
+        options = {name: getattr(self, name) for name in keys_of(PipelineOptions)}
+        return PipelineOptions(**options | {"deferred_bytes": held})
 
 
 CASES = {
     spec.name: spec
     for spec in (
-        CaseSpec("1f1b", "1f1b"),
-        CaseSpec("gpipe", "gpipe"),
-        CaseSpec("interleaved", "interleaved", chunks=2),
-        CaseSpec("zero_bubble", "zero_bubble"),
-        CaseSpec("message_driven", "message_driven"),
-        CaseSpec("message_driven-c10d", "message_driven", transport="c10d"),
-        CaseSpec("message_driven-4", "message_driven", most_deferred=4),
-        CaseSpec("message_driven-1-4", "message_driven", in_flight=1, most_deferred=4),
-        CaseSpec("message_driven-whole", "message_driven", defers=False),
-        CaseSpec("message_driven-1-whole", "message_driven", in_flight=1, defers=False),
-        CaseSpec("torch-1f1b", "1f1b", TORCH),
-        CaseSpec("torch-zero_bubble", "zero_bubble", TORCH),
+        CaseSpec("1f1b", name="1f1b"),
+        CaseSpec("gpipe", name="gpipe"),
+        CaseSpec("interleaved", name="interleaved", chunks=2),
+        CaseSpec("zero_bubble", name="zero_bubble"),
+        CaseSpec("message_driven", name="message_driven"),
+        CaseSpec("message_driven", name="message_driven-c10d", transport="c10d"),
+        CaseSpec("message_driven", name="message_driven-4", deferred=4),
+        CaseSpec("message_driven", name="message_driven-1-4", in_flight=1, deferred=4),
+        CaseSpec("message_driven", name="message_driven-whole", defer_weights=False),
+        CaseSpec("message_driven", name="message_driven-1-whole", in_flight=1, defer_weights=False),
+        CaseSpec("1f1b", name="torch-1f1b", system=TORCH),
+        CaseSpec("zero_bubble", name="torch-zero_bubble", system=TORCH),
     )
 }  # fmt: skip
 

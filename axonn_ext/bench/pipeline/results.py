@@ -93,8 +93,8 @@ def simulated_seconds(spec: CaseSpec, plan: Plan, delay: float, round_number: in
         spec.schedule, [plan.times(spec.chunks)] * plan.stages, plan.micro_batches,
         chunks=spec.chunks, message_seconds=delays.of_sender,
         in_flight=[options.most_in_flight(plan.stages, stage) for stage in range(plan.stages)],
-        defer_weights=spec.defers,
-        max_deferred=spec.most_deferred or options.most_deferred(plan.stages),
+        defer_weights=spec.defer_weights,
+        max_deferred=spec.deferred or options.most_deferred(plan.stages),
     ).seconds  # fmt: skip
 
 

@@ -26,7 +26,7 @@ from axonn_ext.spec.optimizer import OFFLOADS, ZERO_STAGES
 from axonn_ext.spec.parallel import LAYOUTS, Overlap
 from axonn_ext.spec.pipeline import SCHEDULES
 from axonn_ext.spec.recompute import EXPECTED, is_policy
-from axonn_ext.terminal.arguments import number, whole
+from axonn_ext.terminal.arguments import add_key, number, whole
 from axonn_ext.terminal.console import Console
 from axonn_ext.terminal.errors import UserError, refuse_extra
 
@@ -111,8 +111,7 @@ def _add_fixed(group: argparse._ArgumentGroup) -> None:
         help="sizes of axes: 8, 2..16, !8 (any but 8), node (groups inside a node) or * (any, as "
         "if the axis was not named). The best of these grids is shown beside the best of "
         "all")  # fmt: skip
-    add("--pipe", type=whole(), default=1, metavar="N",
-        help="the most pipeline stages that are tried (default: %(default)s)")  # fmt: skip
+    add_key(group, Request, "max_pipe", flag="--pipe", dest="pipe", default=1, metavar="N")
     add("--schedule", choices=SCHEDULES, help="of a pipeline")
     add("--layout", choices=LAYOUTS)
     add("--micro-batches", type=whole(), metavar="N", help="parts that a step is computed in")
@@ -127,9 +126,7 @@ def _add_fixed(group: argparse._ArgumentGroup) -> None:
     add("--offload", choices=(*OFFLOADS, AUTO),
         help="where AdamW's state is; auto: the faster of none and cpu (default: the model's file, "
         "or none)")  # fmt: skip
-    add("--memory-fraction", type=number(above=0, most=1), metavar="F",
-        default=Request.memory_fraction,
-        help="of what is usable of a GPU's memory (default: %(default)s)")  # fmt: skip
+    add_key(group, Request, "memory_fraction", default=Request.memory_fraction, metavar="F")
 
 
 def _add_outputs(group: argparse._ArgumentGroup) -> None:
@@ -139,8 +136,7 @@ def _add_outputs(group: argparse._ArgumentGroup) -> None:
     add("--sensitivity", action="store_true",
         help="show what changes if links are 20 %% slower or faster than the machine's file "
         "says")  # fmt: skip
-    add("--top", type=whole(), default=10, metavar="N",
-        help="grids to show, each with its best options (default: %(default)s)")  # fmt: skip
+    add_key(group, Request, "top", default=Request.top, metavar="N")
     add("--explain", type=whole(), metavar="N",
         help="itemise memory, time and volumes of the N-th fastest grid")  # fmt: skip
     add("--json", type=Path, metavar="FILE", help="write what is shown, and more digits")

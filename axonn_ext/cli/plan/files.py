@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from axonn_ext.cli.plan.budget import Budget
 from axonn_ext.cli.plan.cells import duration, gigabytes
 from axonn_ext.inputs.files import is_file
+from axonn_ext.inputs.keys import keys_of
 from axonn_ext.planner.estimate import Estimate
 from axonn_ext.planner.job import Job, Options
 from axonn_ext.planner.machines.machine import Machine
@@ -22,6 +23,7 @@ from axonn_ext.planner.simulation.events import Timeline
 from axonn_ext.planner.step.volumes import most_bytes_by_axis
 from axonn_ext.planner.uncertainty import step_range
 from axonn_ext.spec.grid import COMMUNICATING
+from axonn_ext.spec.parallel import ParallelConfig
 from axonn_ext.spec.stages import Stages
 from axonn_ext.terminal.errors import UserError
 from axonn_ext.terminal.files import write_text
@@ -92,13 +94,12 @@ def config_as_json(estimate: Estimate, machine: Machine, budget: Budget) -> Json
 def _options_as_json(options: Options, *, pipe: int) -> Json:
     """Returns the options that were searched.
 
-    Algorithms, and how an overlap's collectives travel and are waited for, are left out: they
-    change no prediction.
+    Algorithms, and how an overlap's collectives travel, are left out: they change no prediction.
     """
     values = dataclasses.asdict(options)
     del values["algorithm"]
     if values["overlap"] is not None:
-        for name in ("wait_at_once", "communicators", "max_ctas"):
+        for name in ("communicators", "max_ctas"):
             del values["overlap"][name]
     if pipe == 1:
         values["pipeline"] = None
@@ -215,30 +216,27 @@ def trainer_config(estimate: Estimate, *, source: str) -> Config:
 
     source: what the model was loaded from. If it is a file of the trainer, its other keys are kept.
     """
-    from axonn_ext.train.config import Config, GridTable, PipelineTable
+    from axonn_ext.train.config import Config, PipelineTable
     from axonn_ext.train.config_file import load_config
 
     base = Path(source)
     config = load_config(base) if base.suffix == ".toml" and is_file(base) else Config()
     job, model = estimate.job, estimate.job.model
-    chosen, overlap = job.options, job.options.overlap
+    chosen = job.options
     sizes = dataclasses.asdict(model)
     if sizes.pop("rope_scaling") is not None:
         raise UserError("--write-config: the trainer has no keys for the model's rope_scaling")
-    optional = ("num_kv_heads", "intermediate_size", "head_size")
-    sizes |= {name: sizes[name] or 0 for name in optional}
-    searched = {key.name for key in dataclasses.fields(config.parallel)} - {"algorithm"}
+    searched = keys_of(ParallelConfig).keys() - {"algorithm"}
     pipeline = PipelineTable()
     if job.grid.pipe > 1:
         stages = Stages.balanced(model, job.grid.pipe, chosen.pipeline.chunks)
         sizes_of_stages = ",".join(str(len(blocks)) for blocks in stages.blocks)
         pipeline = PipelineTable(**dataclasses.asdict(chosen.pipeline), blocks=sizes_of_stages)
-    carried: Json = {"mode": "off"}
-    if overlap is not None:
-        carried = {"mode": "on", **_options_as_json(chosen, pipe=1)["overlap"]}
+    numbers: Json | None = _options_as_json(chosen, pipe=1)["overlap"]
+    carried: Json = {"mode": "off"} if numbers is None else {"mode": "on", **numbers}
     return dataclasses.replace(
         config,
-        grid=GridTable(**job.grid.as_dict()),
+        grid=job.grid,
         model=dataclasses.replace(config.model, implementation="axonn", **sizes),
         train=dataclasses.replace(
             config.train, batch_size=job.batch_size, micro_batches=chosen.micro_batches,

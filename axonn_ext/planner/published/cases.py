@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
+from axonn_ext.inputs.keys import keys_of
 from axonn_ext.inputs.tables import Table
 from axonn_ext.planner.errors import PlannerError
 from axonn_ext.planner.estimate import Estimate, estimate
-from axonn_ext.planner.job import WIDTHS, Job, Options
+from axonn_ext.planner.job import Job, Options
 from axonn_ext.planner.machines.machine import Machine
 from axonn_ext.planner.memory.peak import memory_on
 from axonn_ext.planner.search.fastest import plan
@@ -17,13 +18,13 @@ from axonn_ext.planner.search.request import Request
 from axonn_ext.spec.grid import AXES, GridShape, divisors
 from axonn_ext.spec.model import ModelConfig
 from axonn_ext.spec.model_files import load_model
-from axonn_ext.spec.optimizer import OFFLOADS, ZERO_STAGES, OptimizerOptions
-from axonn_ext.spec.parallel import ALGORITHMS, LAYOUTS, Overlap
-from axonn_ext.spec.pipeline import SCHEDULES
+from axonn_ext.spec.optimizer import OptimizerOptions
+from axonn_ext.spec.parallel import Overlap
 from axonn_ext.spec.pipeline_options import PipelineOptions
 
 _MOST_PARTS = 64  # the most ranks of x and y together that are tried
 _SIMULATED = 60  # configurations of each x y
+T = TypeVar("T")
 
 
 class BlockOverlap(NamedTuple):
@@ -138,36 +139,19 @@ def read_grid(table: Table) -> GridShape:
 def read_options(places: Sequence[Table]) -> Options:
     """Returns the options that the first of these tables with a key says, or else the defaults.
 
-    Overlap is read by `read_overlap`.
+    The first place must have layout and recompute, if no other has. Overlap is read by
+    `read_overlap`.
     """
+    for name in ("layout", "recompute"):
+        first_with(name, places).text(name)
+    optimizer, pipeline = _read(OptimizerOptions, places), _read(PipelineOptions, places)
+    return _read(Options, places, overlap=None, optimizer=optimizer, pipeline=pipeline)
 
-    def place(key: str) -> Table:
-        return first_with(key, places)
 
-    zero = place("zero").count("zero", 0, least=0)
-    if zero not in ZERO_STAGES:
-        raise place("zero").error("zero", f"one of {', '.join(map(str, ZERO_STAGES))}")
-    chunks = place("chunks").count("chunks", 1)
-    schedule = place("schedule").one_of("schedule", SCHEDULES, PipelineOptions.schedule)
-    return Options(
-        layout=place("layout").one_of("layout", LAYOUTS),
-        algorithm=place("algorithm").one_of("algorithm", ALGORITHMS, Options.algorithm),
-        recompute=place("recompute").text("recompute"),
-        overlap=None,
-        dtype=place("dtype").one_of("dtype", tuple(WIDTHS), Options.dtype),
-        micro_batches=place("micro_batches").count("micro_batches", 1),
-        optimizer=OptimizerOptions(
-            zero=zero, offload=place("offload").one_of("offload", OFFLOADS, "none")
-        ),
-        pipeline=PipelineOptions(
-            schedule,
-            chunks=chunks,
-            in_flight=place("in_flight").count("in_flight", PipelineOptions.in_flight),
-            defer_weights=place("defer_weights").flag(
-                "defer_weights", PipelineOptions.defer_weights
-            ),
-        ),
-    )
+def _read(kind: Callable[..., T], places: Sequence[Table], **others: Any) -> T:
+    for name, key in keys_of(kind).items():
+        others |= first_with(name, places).read({name: key.read})
+    return kind(**others)
 
 
 def read_overlap(places: Sequence[Table]) -> BlockOverlap | None:

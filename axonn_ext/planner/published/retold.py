@@ -22,7 +22,7 @@ from axonn_ext.planner.published.runs import FLOPS
 from axonn_ext.planner.published.study import Figure, Row, Study, Way
 from axonn_ext.planner.search.closed_forms import ClosedForms
 from axonn_ext.planner.search.fastest import plan
-from axonn_ext.planner.search.request import DEFAULT_MEMORY_FRACTION, Request
+from axonn_ext.planner.search.request import Request
 from axonn_ext.planner.simulation.pipelines import StageSteps
 from axonn_ext.spec.grid import GridShape, divisors, grids_of
 from axonn_ext.spec.optimizer import OptimizerOptions
@@ -231,7 +231,7 @@ def fastest_of(jobs: Iterable[Job], machine: Machine) -> Estimate | None:
         job
         for job, held in memory.items()
         if held.total
-        <= machine.memory_limit_on(job.grid, job.options, fraction=DEFAULT_MEMORY_FRACTION)
+        <= machine.memory_limit_on(job.grid, job.options, fraction=Request.memory_fraction)
     )
     promising = nsmallest(_SIMULATED, fitting, key=ClosedForms(machine).seconds)
     steps = StageSteps(machine)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from axonn_ext.inputs.keys import about, check, key, keys_of
 from axonn_ext.planner.errors import PlannerError
 from axonn_ext.planner.job import Options
 from axonn_ext.planner.machines.machine import Machine
@@ -12,14 +13,12 @@ from axonn_ext.planner.search.axes import AxisRules
 from axonn_ext.spec.grid import GridShape, divisors
 from axonn_ext.spec.model import ModelConfig
 from axonn_ext.spec.optimizer import OptimizerOptions
-from axonn_ext.spec.parallel import LAYOUTS, Overlap
+from axonn_ext.spec.parallel import LAYOUTS, Overlap, ParallelConfig
 from axonn_ext.spec.pipeline_options import PipelineOptions
-from axonn_ext.spec.recompute import EXPECTED, is_policy
 
 MOST_RANKS = 1 << 20
 _MOST_SEQUENCES = 1 << 40  # divisors of larger numbers would take long to find
-_FLAGS = ("heads_over_y", "save_gathered", "reshard_after_forward")
-DEFAULT_MEMORY_FRACTION = 0.95
+SEARCHED = ("heads_over_y", "save_gathered", "reshard_after_forward", "recompute")
 # How stages run: those with the least time, and 1F1B, which holds less than message_driven. Of
 # deferred weight gradients as many wait as may, or as fit.
 PIPELINES = (
@@ -32,18 +31,13 @@ PIPELINES = (
 class Request:
     """What the planner is asked for.
 
-    batch_size       the sequences of an optimizer step over all ranks
     fixed            those of `Options` that are given instead of searched, out of heads_over_y,
                      save_gathered, reshard_after_forward, recompute and overlap: None (without), an
                      Overlap, or "on", of which the numbers are searched
     micro_batches    the numbers of micro-batches to try, divisors of the batch; None: all of them
-    top              the number of configurations to return, each the best of its grid
-    memory_fraction  the part of a rank's usable memory that a configuration may use; less than 1,
-                     since the prediction is not exact
-    simulate         how many of the best configurations by closed forms are simulated
-    max_pipe         the most stages of a pipeline that are tried; 1: no pipelines. With several
-                     stages, fewer options are searched, lest it take long: kept inputs, kept
-                     weights, layout "replicated" and steps without overlap must be asked for
+    max_pipe         with several stages, fewer options are searched, lest it take long; kept
+                     inputs, kept weights, layout "replicated" and steps without overlap must be
+                     asked for
     optimizers       where AdamW's state is, and what ranks of data divide: the ways that are tried,
                      the preferred one of equally fast ones first
     pipelines        how stages may run; what is legal and fits is counted with 1F1B alone, if it is
@@ -53,38 +47,34 @@ class Request:
 
     model: ModelConfig
     model_name: str
-    num_ranks: int
+    num_ranks: int = field(metadata=about("ranks of the job", int, minimum=1, maximum=MOST_RANKS))
     machine: Machine
-    batch_size: int
+    batch_size: int = field(
+        metadata=about("sequences of an optimizer step", int, minimum=1, maximum=_MOST_SEQUENCES)
+    )
     dtype: str = "bf16"
     layouts: tuple[str, ...] = LAYOUTS
     fixed: Mapping[str, object] = field(default_factory=dict)
     micro_batches: tuple[int, ...] | None = None
-    top: int = 10
-    memory_fraction: float = DEFAULT_MEMORY_FRACTION
-    simulate: int = 100
-    max_pipe: int = 1
+    top: int = key(10, "configurations to return, each the best of its grid", minimum=1)
+    # Less than 1, since predictions are not exact.
+    memory_fraction: float = key(0.95, "of a rank's usable memory", above=0, maximum=1)
+    simulate: int = key(100, "of the best by closed forms, how many are simulated", minimum=1)
+    max_pipe: int = key(1, "most pipeline stages that are tried", minimum=1)
     pipelines: tuple[PipelineOptions, ...] = PIPELINES
     optimizers: tuple[OptimizerOptions, ...] = (OptimizerOptions(),)
     axes: AxisRules = field(default_factory=AxisRules)
 
     def __post_init__(self) -> None:
-        for name in ("num_ranks", "batch_size", "top", "simulate", "max_pipe"):
-            value = getattr(self, name)
-            if not isinstance(value, int) or value < 1:
-                raise PlannerError(f"{name} must be a whole number >= 1, got {value!r}")
-        for name, limit in (("num_ranks", MOST_RANKS), ("batch_size", _MOST_SEQUENCES)):
-            if (value := getattr(self, name)) > limit:
-                raise PlannerError(f"{name} must be at most {limit:,}, got {value:,}")
+        try:
+            check(self)
+        except ValueError as error:
+            raise PlannerError(str(error)) from None
         most = self.machine.max_ranks
         if most is not None and self.num_ranks > most:
             raise PlannerError(
                 f"machine {self.machine.name} has {in_ranks(self.machine, most)}, got "
                 f"num_ranks={self.num_ranks:,}"
-            )
-        if not 0 < self.memory_fraction <= 1:
-            raise PlannerError(
-                f"memory_fraction must be above 0 and at most 1, got {self.memory_fraction}"
             )
         if self.dtype not in self.machine.peak_flops:
             known = ", ".join(self.machine.peak_flops)
@@ -115,17 +105,19 @@ def _check_choices(request: Request) -> None:
     layouts, fixed = request.layouts, request.fixed
     if not layouts or not set(layouts) <= set(LAYOUTS):
         raise PlannerError(f"layouts must be some of {', '.join(LAYOUTS)}, got {layouts!r}")
-    unknown = set(fixed) - {*_FLAGS, "recompute", "overlap"}
-    if unknown:
-        known = ", ".join((*_FLAGS, "recompute", "overlap"))
+    keys = {name: keys_of(ParallelConfig)[name] for name in SEARCHED}
+    if unknown := fixed.keys() - {*keys, "overlap"}:
+        known = ", ".join((*keys, "overlap"))
         raise PlannerError(f"fixed may hold {known}, got {', '.join(sorted(unknown))}")
     for name, value in fixed.items():
-        if name in _FLAGS and not isinstance(value, bool):
-            raise PlannerError(f"fixed: {name} must be True or False, got {value!r}")
-        if name == "recompute" and not is_policy(value):
-            raise PlannerError(f"fixed: recompute must be {EXPECTED}, got {value!r}")
-        if name == "overlap" and not (value in (None, "on") or isinstance(value, Overlap)):
-            raise PlannerError(f"fixed: overlap must be None, an Overlap or 'on', got {value!r}")
+        if name == "overlap":
+            if value not in (None, "on") and not isinstance(value, Overlap):
+                raise PlannerError(
+                    f"fixed: overlap must be None, an Overlap or 'on', got {value!r}"
+                )
+        elif not keys[name].allows(value):
+            wanted = keys[name].wanted(value)
+            raise PlannerError(f"fixed: {name} must be {wanted}, got {value!r}")
     if request.micro_batches is not None:
         _check_micro_batches(request.micro_batches, request.batch_size)
 

@@ -1,0 +1,150 @@
+"""Options, each declared once: its default, its meaning and its legal values.
+
+A frozen dataclass declares them as fields and checks them itself:
+
+    layout: str = key("sharded", "sharded rows, or AxoNN's own replicated ones", choices=LAYOUTS)
+
+    def __post_init__(self) -> None:
+        check(self)
+
+The trainer's tables, flags and help, and what the planner reads of the trainer's files, are made
+from the same fields.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields
+from typing import Any, TypeVar
+
+# The maximum that files and command lines may give whole numbers without a maximum of their own. It
+# is larger than any job needs, and small enough that no arithmetic on counts overflows a float.
+MOST = 10**12
+_INT64 = 2**63 - 1
+_MOST_NUMBER = 3.4e38  # a larger number is infinite in fp32
+_WORDS = {int: "a whole number", float: "a finite number", bool: "true or false", str: "text"}
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Key:
+    """What an option means and which values it takes.
+
+    kind: int, float, bool or str. optional: whether None is legal, which files write as 0.
+    expected, accepts: of values of a certain form, the form in words, and whether a value has it.
+    """
+
+    doc: str
+    kind: Any
+    optional: bool = False
+    choices: tuple[str, ...] = ()
+    minimum: float | None = None
+    maximum: float | None = None
+    above: float | None = None  # exclusive minimum
+    expected: str = ""
+    accepts: Callable[[Any], bool] | None = None
+
+    def allows(self, value: Any, most: int = _INT64) -> bool:
+        """Whether the value is legal. most: of whole numbers without a maximum of their own."""
+        kind = self.kind
+        if value is None:
+            return self.optional
+        if self.choices:
+            return value in self.choices
+        if isinstance(value, bool) != (kind is bool):
+            return False
+        if not isinstance(value, (int, float) if kind is float else kind):
+            return False
+        if self.accepts is not None and not self.accepts(value):
+            return False
+        if kind is bool:
+            return True
+        if kind is str:
+            return _is_unicode(str(value))
+        largest = self._largest(most)
+        return (
+            -largest <= value <= largest  # not so for nan
+            and (self.minimum is None or value >= self.minimum)
+            and (self.above is None or value > self.above)
+        )
+
+    def wanted(self, value: Any, most: int = _INT64) -> str:
+        """Returns what is expected, in words, instead of a value that is not legal."""
+        text = _WORDS[self.kind]
+        if self.choices:
+            return f"one of {', '.join(self.choices)}"
+        if self.expected:
+            return self.expected
+        if self.kind is str and isinstance(value, str):
+            return "text in UTF-8, without zeros"
+        largest = self._largest(most)
+        whole = self.kind is int
+        tells_largest = whole or (self.maximum is None and value != math.inf)
+        if type(value) in (int, float) and value > largest and tells_largest:
+            return f"{text} <= {largest}"
+        bounds = ((">=", self.minimum), (">", self.above), ("<=", None if whole else self.maximum))
+        limits = [f"{sign} {limit:g}" for sign, limit in bounds if limit is not None]
+        return " ".join([text, " and ".join(limits)]).strip()
+
+    def read(self, value: Any) -> Any:
+        """Returns the value that a file means. Raises ValueError, which says what is expected."""
+        if self.optional and type(value) is int and value == 0:
+            return None
+        if not self.allows(value, MOST):
+            raise ValueError(f"{'0 or ' if self.optional else ''}{self.wanted(value, MOST)}")
+        return float(value) if self.kind is float else value
+
+    def parse(self, text: str) -> Any:
+        """Returns what the text of a command line means; the text itself if it has another form."""
+        if self.kind is bool:
+            return {"true": True, "false": False}.get(text.lower(), text)
+        try:
+            return self.kind(text)
+        except ValueError:
+            return text
+
+    def _largest(self, most: int) -> float:
+        if self.maximum is not None:
+            return self.maximum
+        return most if self.kind is int else _MOST_NUMBER
+
+
+def key(default: T, doc: str, **limits: Any) -> T:
+    """Declares a field, with the limits of `Key`; with None for a default, its kind is int."""
+    optional = default is None
+    return field(
+        default=default,
+        metadata=about(doc, int if optional else type(default), optional=optional, **limits),
+    )
+
+
+def about(doc: str, kind: type, **limits: Any) -> dict[str, Key]:
+    """Returns what `key` tells of a field, for `dataclasses.field` of one without a default."""
+    return {"key": Key(doc, kind, **limits)}
+
+
+def keys_of(options: Any) -> dict[str, Key]:
+    """Returns the keys of a dataclass by name: its own, then those that it inherits."""
+    ordered = sorted(fields(options), key=lambda each: each.name not in options.__annotations__)
+    return {each.name: each.metadata["key"] for each in ordered if "key" in each.metadata}
+
+
+def check(options: Any, of: str = "") -> None:
+    """Raises ValueError, which names the option, for the first value that is not legal.
+
+    of: what stands before the name.
+    """
+    for each in fields(options):
+        declared, value = each.metadata.get("key"), getattr(options, each.name)
+        if declared is not None and not declared.allows(value):
+            raise ValueError(f"{of}{each.name} must be {declared.wanted(value)}, got {value!r}")
+
+
+def _is_unicode(text: str) -> bool:
+    """Whether TOML can hold the text: it cannot hold names of files whose bytes are not UTF-8."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        return False
+    return "\0" not in text
