@@ -30,7 +30,7 @@ from axonn_ext import (
 from axonn_ext.grid import Grid
 from grids import factorisations, grid_of, relative_error
 
-pytestmark = pytest.mark.long
+long = pytest.mark.long
 
 IN, HIDDEN, CLASSES = 16, 24, 3
 MAX_NORM = 0.01
@@ -113,8 +113,14 @@ def check_grids(world_size: int, ragged: bool) -> list[str]:
 EIGHT = [GridShape(2, 2, 2), GridShape(4, 2), GridShape(2, 4), GridShape(1, 2, 2, 2)]
 
 
-@pytest.mark.parametrize("ragged", [False, True], ids=["equal", "ragged"])
-@pytest.mark.parametrize("world_size", [1, 2, 4, pytest.param(8, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("world_size", "ragged"),
+    [
+        (2, False), (4, True), pytest.param(4, False, marks=long),
+        *(pytest.param(*case, marks=long) for case in ((1, False), (1, True), (2, True))),
+        *(pytest.param(8, ragged, marks=pytest.mark.slow) for ragged in (False, True)),
+    ],
+)  # fmt: skip
 def test_equals_the_plain_model(pool, world_size, ragged):
     for failures in pool(world_size).run(check_grids, world_size, ragged):
         assert not failures, "\n".join(failures)
@@ -137,6 +143,7 @@ def adopted(shape: GridShape) -> list[str]:
     return [each.name for each in block.modules]
 
 
+@long
 def test_adopts_a_finished_model(pool):
     for names in pool(2).run(adopted, GridShape(x=2)):
         assert names == ["first", "norm", "rest.0", "rest.2", "head"]
@@ -147,6 +154,7 @@ def split_and_whole(shape: GridShape) -> dict[str, tuple[int, ...]]:
     return {name: tuple(p.shape) for name, p in model.named_parameters()}
 
 
+@long
 def test_a_rank_keeps_its_blocks(pool):
     """Not only the results: weights [N / (Gx Gz), K / Gy], biases [N / Gx], the rest whole."""
     for shapes in pool(4).run(split_and_whole, GridShape(x=2, y=2)):
@@ -172,6 +180,7 @@ def values_after_a_seed(shape: GridShape) -> bool:
     return same and all(torch.equal(state[n], t) for n, t in other.items())
 
 
+@long
 def test_values_are_those_of_the_plain_model(pool):
     assert all(pool(4).run(values_after_a_seed, GridShape(2, 1, 2)))
 
@@ -199,6 +208,7 @@ def summary_of(shape: GridShape) -> str:
     return block.summary()
 
 
+@long
 def test_the_summary_names_what_stays_plain_and_why(pool):
     for text in pool(2).run(summary_of, GridShape(y=2)):
         lines = {line.split()[1]: line for line in text.splitlines()[1:]}
@@ -247,6 +257,7 @@ def copied() -> tuple[str, list[str], str]:
     return block.summary(), kinds, message_of(lazy)
 
 
+@long
 def test_copies_in_the_block_count(pool):
     for summary, kinds, lazy in pool(2).run(copied):
         assert kinds == ["RowLinear", "RowLinear"]
@@ -286,6 +297,7 @@ def hooks_and_threads() -> None:
         auto_parallelize(3)  # type: ignore[arg-type]
 
 
+@long
 def test_the_block_leaves_no_trace(pool):
     pool(2).run(hooks_and_threads)
 
@@ -317,6 +329,7 @@ def construction_messages() -> list[str]:
     return [message_of(lambda kind=kind: construct(grid, kind)) for kind in kinds]
 
 
+@long
 def test_what_differs_between_ranks_is_an_error_on_every_rank(pool):
     none, seed, size, raised = zip(*pool(2).run(construction_messages), strict=True)
     assert none == ("", "")
@@ -389,6 +402,7 @@ def other_tools(folder: str) -> dict[str, object]:
     }
 
 
+@long
 def test_the_rest_of_the_package_takes_such_models(pool, tmp_path):
     for result in pool(4).run(other_tools, str(tmp_path / "saved")):
         assert result["overlap"] < 1e-12
@@ -409,5 +423,6 @@ def meta_model(shape: GridShape) -> bool:
     return relative_error(model(x), plain()(x)) < 1e-12
 
 
+@long
 def test_a_model_on_the_meta_device(pool):
     assert all(pool(4).run(meta_model, GridShape(2, 2)))
