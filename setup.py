@@ -116,7 +116,12 @@ def cpu_extension() -> Any:
         name="axonn_ext._C",
         sources=files_of("ops", "**/*.cpp"),
         # Without these setuptools takes the module for up to date when only they have changed.
-        depends=["setup.py", *files_of("core", "**/*"), *files_of("ops", "**/*.h")],
+        depends=[
+            "setup.py",
+            *files_of("core", "**/*.cpp"),
+            *files_of("core", "**/*.h"),
+            *files_of("ops", "**/*.h"),
+        ],
     )
     extension.extra_compile_args = cxx_flags(extension.include_dirs)
     extension.include_dirs = [str(ROOT / "csrc")]
@@ -238,15 +243,16 @@ def build_command(report: str, base: Path, left_out: Mapping[str, str]) -> Any:
             print(report, flush=True)
             # Not before: a list of sources that is made for an sdist must not hold it.
             self.extensions[0].sources.append(write_left_out(base, left_out))
+            self.parallel = None  # the other modules take what _C's build has compiled
             names = [ext.name.rpartition(".")[2] for ext in self.extensions]
             remove_modules(Path(self.build_lib, "axonn_ext"), keep=names)
             super().build_extensions()
 
         def build_extension(self, ext: Any) -> None:
             if ext is self.extensions[0]:  # _C, which the others are built after
-                self.core = self.archive_of_core(ext.include_dirs)
+                self.core = self.objects_of_core(ext.include_dirs)
                 self.headers = self.flags_of_headers(ext)
-            ext.extra_objects = [self.core]
+            ext.extra_objects = self.core
             flags = ext.extra_compile_args
             (flags["cxx"] if isinstance(flags, dict) else flags).extend(self.headers)
             # A folder for each. An editable build would otherwise use, and remove, a new temporary
@@ -254,22 +260,18 @@ def build_command(report: str, base: Path, left_out: Mapping[str, str]) -> Any:
             self.build_temp = str(objects / ext.name.rpartition(".")[2])
             super().build_extension(ext)
 
-        def archive_of_core(self, include_dirs: list[str]) -> str:
-            """Compiles csrc/core, which needs no torch, once; a module takes what it needs of it.
+        def objects_of_core(self, include_dirs: list[str]) -> list[str]:
+            """Compiles csrc/core, which needs no torch, once for all modules.
 
-            Symbols are hidden, so that the modules' copies stay apart.
+            Its symbols are hidden, so that the modules' copies stay apart.
             """
-            found = self.compiler.compile(
+            return self.compiler.compile(
                 files_of("core", "**/*.cpp"), output_dir=str(objects / "core"),
                 include_dirs=include_dirs, extra_postargs=[*CXX_FLAGS, debug_info_flag()],
             )  # fmt: skip
-            archive = objects / "core" / "libaxonn_core.a"
-            archive.unlink(missing_ok=True)  # it may hold the object of a file that has gone
-            self.compiler.create_static_lib(found, "axonn_core", output_dir=str(archive.parent))
-            return str(archive)
 
         def flags_of_headers(self, ext: Any) -> list[str]:
-            """Those with which C++ files use the precompiled headers of torch."""
+            """Returns the flags that make g++ use the precompiled headers of torch."""
             if not check_compiler_is_gcc(get_cxx_compiler()) or torch.version.hip is not None:
                 return []
             includes = [f"-I{path}" for path in (*ext.include_dirs, *self.compiler.include_dirs)]

@@ -90,7 +90,7 @@ def write_adapter(model: Path, folder: Path, rank: int) -> None:
 
 def batches_of(config: Config) -> PackedBatches:
     """Returns the batches of a run, whole."""
-    examples: Any = load(prepare(config, world_size=config.grid_shape().size))
+    examples: Any = load(prepare(config, world_size=config.grid.size))
     return packed_batches(config, examples, RowGroup())
 
 

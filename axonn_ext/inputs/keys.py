@@ -80,7 +80,7 @@ class Key:
             return "text in UTF-8, without zeros"
         largest = self._largest(most)
         whole = self.kind is int
-        tells_largest = whole or (self.maximum is None and value != math.inf)
+        tells_largest = whole or (self.kind is float and self.maximum is None and value != math.inf)
         if type(value) in (int, float) and value > largest and tells_largest:
             return f"{text} <= {largest}"
         bounds = ((">=", self.minimum), (">", self.above), ("<=", None if whole else self.maximum))
@@ -125,9 +125,8 @@ def about(doc: str, kind: type, **limits: Any) -> dict[str, Key]:
 
 
 def keys_of(options: Any) -> dict[str, Key]:
-    """Returns the keys of a dataclass by name: its own, then those that it inherits."""
-    ordered = sorted(fields(options), key=lambda each: each.name not in options.__annotations__)
-    return {each.name: each.metadata["key"] for each in ordered if "key" in each.metadata}
+    """Returns the keys of a dataclass by name."""
+    return {each.name: each.metadata["key"] for each in fields(options) if "key" in each.metadata}
 
 
 def check(options: Any, of: str = "") -> None:

@@ -135,7 +135,9 @@ class Table:
         """
         self._asked.update(readers)
         found = {}
-        for key in readers.keys() & self._values.keys():
+        for key in readers:
+            if key not in self._values:
+                continue
             try:
                 found[key] = readers[key](self._values[key])
             except ValueError as error:

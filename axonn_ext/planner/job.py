@@ -29,7 +29,7 @@ class Options(ParallelConfig):
 
     overlap: Overlap | None = field(default_factory=Overlap)
     micro_batches: int = key(1, "parts in which a step is computed", minimum=1)
-    dtype: str = key("bf16", "of parameters and activations", choices=tuple(WIDTHS))
+    dtype: str = key("bf16", "dtype of parameters and activations", choices=tuple(WIDTHS))
     optimizer: OptimizerOptions = field(default_factory=OptimizerOptions)
     pipeline: PipelineOptions = field(default_factory=PipelineOptions)
 

@@ -21,7 +21,7 @@ class Goldfish:
     k: int = key(4, "about one target in k is left out", minimum=2)
     h: int = key(13, "tokens whose hash decides about a target", minimum=1)
     window: str = key(
-        "before", "they are those before the target, or end with the target", choices=WINDOWS
+        "before", "whether these tokens end before the target or with it", choices=WINDOWS
     )
 
     def __post_init__(self) -> None:

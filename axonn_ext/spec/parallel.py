@@ -65,10 +65,12 @@ class Overlap:
         1 << 30, "bytes of gathered weights held at a time; more only if those in use take more",
         minimum=0,
     )  # fmt: skip
-    deferred: int = key(2, "weight gradients under way over z; 0: none, all wait", minimum=0)
+    deferred: int = key(
+        2, "weight gradients under way over z; 0: each is waited for at once", minimum=0
+    )
     bucket_bytes: int = key(BUCKET_BYTES, "bytes of gradients in one collective", minimum=1)
     communicators: str = key(
-        "auto", "on GPUs: own, of NCCL; the grid's (c10d); auto: own if all ranks can have them",
+        "auto", "on GPUs: own NCCL communicators; c10d: the grid's; auto: own if all can",
         choices=COMMUNICATORS,
     )  # fmt: skip
     max_ctas: int = key(

@@ -28,14 +28,14 @@ class PipelineOptions:
     chunks: int = key(1, "virtual stages on each rank (interleaved)", minimum=1)
     # With 1, which is what 1F1B holds, running tasks as messages arrive gains next to nothing.
     in_flight: int = key(
-        2, "micro-batches held, for each stage from this to the last (message_driven)", minimum=1
+        2, "micro-batches a stage may hold, times the stages left (message_driven)", minimum=1
     )
     defer_weights: bool = key(True, "weight gradients fill idle time (message_driven)")
     deferred_bytes: int = key(
-        0, "that these may hold; 0: those of 2 x pipe micro-batches", minimum=0
+        0, "bytes these gradients may hold; 0: those of 2 x pipe micro-batches", minimum=0
     )
     transport: str = key(
-        "auto", "of messages; auto: through memory inside a host", choices=TRANSPORTS
+        "auto", "transport of messages; auto: shared memory inside a host", choices=TRANSPORTS
     )
 
     def __post_init__(self) -> None:

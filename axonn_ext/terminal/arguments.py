@@ -40,10 +40,15 @@ def type_of(key: Key) -> Callable[[str], Any]:
 def _whole(text: str) -> float | str:
     """Returns what the text means; infinity for thousands of digits, the text for no number."""
     try:
-        value = float(text)
-        return int(value) if value.is_integer() else int(text)
+        return int(text)
     except ValueError:
-        return math.inf if text.strip().lstrip("+").isdecimal() else text
+        if text.strip().lstrip("+").isdecimal():
+            return math.inf
+    try:
+        value = float(text)  # 1e12
+    except ValueError:
+        return text
+    return int(value) if value.is_integer() else text
 
 
 def add_key(

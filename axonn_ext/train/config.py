@@ -203,10 +203,6 @@ class Config:
     def tokens_per_step(self) -> int:
         return self.train.batch_size * self.model.sequence_length
 
-    def grid_shape(self) -> GridShape:
-        """Returns the shape of the grid."""
-        return self.grid
-
     def model_config(self, vocab_size: int) -> ModelConfig:
         """Returns the model with that vocabulary. Raises ValueError for sizes that do not fit."""
         sizes = {name: getattr(self.model, name) for name in keys_of(ModelConfig)}

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from axonn_ext import ops
-from axonn_ext.ops.spec import OpSpec
+from axonn_ext.ops.spec import SUMS, OpSpec
 from axonn_ext.ops.specs import SPECS, collectives, linear, loss, matmuls
 from op_shapes import Shapes, documented_shapes
 
@@ -45,6 +45,11 @@ def test_every_op_has_a_spec() -> None:
         assert list(SPECS[name].arguments) == [a.name for a in schema.arguments]
         # torch leaves out what equals a default, and a call could not be read.
         assert not any(a.has_default_value() for a in schema.arguments), name
+
+
+def test_every_sum_says_in_what_it_accumulates() -> None:
+    for name in ("matmul_reduce_scatter", "matmul_all_reduce", "reduce_scatter", "all_reduce"):
+        assert SUMS in " ".join(SPECS[name].documentation.split()), name
 
 
 def test_every_op_that_takes_a_group_says_what_it_sends() -> None:

@@ -56,10 +56,14 @@ class Request:
     layouts: tuple[str, ...] = LAYOUTS
     fixed: Mapping[str, object] = field(default_factory=dict)
     micro_batches: tuple[int, ...] | None = None
-    top: int = key(10, "configurations to return, each the best of its grid", minimum=1)
+    top: int = key(10, "number of configurations, each the best of its grid", minimum=1)
     # Less than 1, since predictions are not exact.
-    memory_fraction: float = key(0.95, "of a rank's usable memory", above=0, maximum=1)
-    simulate: int = key(100, "of the best by closed forms, how many are simulated", minimum=1)
+    memory_fraction: float = key(
+        0.95, "share of a rank's usable memory to plan for", above=0, maximum=1
+    )
+    simulate: int = key(
+        100, "number of configurations to simulate, the best by closed forms", minimum=1
+    )
     max_pipe: int = key(1, "most pipeline stages that are tried", minimum=1)
     pipelines: tuple[PipelineOptions, ...] = PIPELINES
     optimizers: tuple[OptimizerOptions, ...] = (OptimizerOptions(),)
