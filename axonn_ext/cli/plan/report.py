@@ -21,7 +21,6 @@ from axonn_ext.cli.plan.cells import (
     options,
     peak,
     size,
-    words,
 )
 from axonn_ext.planner.estimate import Estimate
 from axonn_ext.planner.search.fastest import Plan
@@ -42,7 +41,9 @@ def print_plan(console: Console, result: Plan, budget: Budget, *, seconds: float
         f"planned in {seconds:.1f} s",
     )
     say(console, "")
-    print_table(console, _table(result.configs, budget))
+    print_table(console, _table(result.configs))
+    for line in ("", *_options(result.configs), "", *_of_best(result.configs[0], budget)):
+        say(console, line)
     for line in memory_warning(result.configs):
         say(console, line, "yellow")
     say(console, "")
@@ -95,23 +96,35 @@ def uncertainty(best: Estimate) -> str:
     )
 
 
-def _table(configs: Sequence[Estimate], budget: Budget) -> Table:
+def _table(configs: Sequence[Estimate]) -> Table:
     table = plain_table(padding=(0, 2, 0, 0))
-    left = {"grid", "options", "exposed", "most of it", "limit"}
-    for name in (
-        "", "grid", "micro-batches", "options", "step", PEAK_TITLE, "tokens/s", "exposed",
-        "memory", "most of it", *budget_heads(budget), "limit",
-    ):  # fmt: skip
+    left = {"grid", "exposed"}
+    for name in ("", "grid", "step", PEAK_TITLE, "tokens/s", "memory", "exposed"):
         table.add_column(name, justify="left" if name in left else "right", no_wrap=True)
     for number, e in enumerate(configs, start=1):
         table.add_row(
             f"{number} {TIE_MARK if number > 1 and is_tie(e, configs[0]) else ' '}",
-            e.job.grid.short(), micro_batches(e.job), options(e.job),
-            duration(e.step_time_s), peak(e), size(e.tokens_per_s),
-            exposed(e), gigabytes(e.memory.total), words(e.memory.largest),
-            *budget_cells(budget, e), e.binding, style="bold" if number == 1 else "",
+            e.job.grid.short(), duration(e.step_time_s), peak(e), size(e.tokens_per_s),
+            gigabytes(e.memory.total), exposed(e), style="bold" if number == 1 else "",
         )  # fmt: skip
     return table
+
+
+def _options(configs: Sequence[Estimate]) -> list[str]:
+    """Returns a line for each: its micro-batches and options."""
+    return [
+        f"{number:>2}    {micro_batches(e.job)} sequences, {options(e.job)}"
+        for number, e in enumerate(configs, start=1)
+    ]
+
+
+def _of_best(best: Estimate, budget: Budget) -> list[str]:
+    """Says what limits the best, and what the whole training takes with it."""
+    takes = zip(budget_cells(budget, best), budget_heads(budget), strict=True)
+    return [
+        f"the best is limited by {best.binding}",
+        f"{size(budget.tokens)} tokens take {', '.join(map(' '.join, takes))} on the best",
+    ]
 
 
 def print_written(console: Console, paths: Iterable[Path]) -> None:
