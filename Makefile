@@ -97,7 +97,7 @@ emulate-torch: environment  ## run tests marked gpu on PyTorch's CUDA build and 
 	@$(PYTHON) tools/bootstrap.py environment headers
 	@$(PYTHON) tools/emulate_torch.py
 
-cuda-check: python  ## build the CUDA code by README's commands, and check what needs no GPU
+cuda-check: python  ## build the CUDA code by the commands of docs/install.md, and check what needs no GPU
 	@$(PYTHON) tools/cuda_check.py
 
 triton-check: build  ## run the Triton kernels in the interpreter, compile them for sm_80, sm_90, gfx90a, gfx942

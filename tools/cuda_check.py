@@ -1,6 +1,6 @@
-"""Builds all CUDA code as README.md says, and checks what can be checked without a GPU or a driver.
+"""Builds all CUDA code as docs/install.md says, and checks what needs no GPU and no driver.
 
-The commands of README's section With CUDA are run as they stand there, in .venv-cuda, a fresh
+The commands of its section With CUDA are run as they stand there, in .venv-cuda, a fresh
 environment that is kept while they are the same; the last one, which builds, is run each time and
 recompiles what changed.
 
@@ -35,6 +35,7 @@ from bootstrap import (
     say,
 )
 
+PAGE = "docs/install.md"
 VENV = ROOT / ".venv-cuda"
 BIN = VENV / "bin"
 COMPLETE = VENV / "complete"  # there while all but the last command ran to their end; says which
@@ -229,10 +230,10 @@ def parse_sass(text: str) -> dict[str, str]:
     return dict(zip(parts[1::2], parts[2::2], strict=True))
 
 
-# --- The commands of README.md --------------------------------------------------------------------
+# --- The commands of docs/install.md --------------------------------------------------------------
 
 
-def readme_commands(text: str) -> list[str]:
+def install_commands(text: str) -> list[str]:
     """The commands of the section With CUDA: its lines that are indented as code.
 
     Raises: CheckError if there is no such section, or no command in it.
@@ -240,7 +241,7 @@ def readme_commands(text: str) -> list[str]:
     section = re.search(r"^## With CUDA\n(.*?)(?=^## |\Z)", text, re.MULTILINE | re.DOTALL)
     commands = re.findall(r"^    (\S.*)$", section[1], re.MULTILINE) if section else []
     if not commands:
-        raise CheckError("README.md has no commands in a section '## With CUDA'")
+        raise CheckError(f"{PAGE} has no commands in a section '## With CUDA'")
     return commands
 
 
@@ -343,7 +344,7 @@ def main() -> int:
     try:
         with exclusive():
             install_tools()
-            run_commands(readme_commands((ROOT / "README.md").read_text()))
+            run_commands(install_commands((ROOT / PAGE).read_text()))
         built = time.monotonic() - start
         for path in check_import():
             check_kernels(path)

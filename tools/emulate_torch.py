@@ -33,7 +33,7 @@ from bootstrap import (
     run_logged,
     say,
 )
-from cuda_check import BIN, VENV, find_cuobjdump, readme_commands, run_commands
+from cuda_check import BIN, PAGE, VENV, find_cuobjdump, install_commands, run_commands
 from emulate_torch_runs import WHOLE, Starter, run_all
 
 BUILD = ROOT / "build" / "emulate"
@@ -51,7 +51,7 @@ def site_packages() -> Path:
 
 
 def install_test_packages() -> None:
-    """Beside what README's commands installed there."""
+    """Beside what the commands of docs/install.md installed there."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     packages = requirements(project, "test")
     done, key = VENV / "test-packages", digest(packages)
@@ -94,7 +94,7 @@ def extract_ptx() -> None:
 def build() -> None:
     with exclusive():
         install_tools()
-        run_commands(readme_commands((ROOT / "README.md").read_text()))
+        run_commands(install_commands((ROOT / PAGE).read_text()))
         install_test_packages()
         build_libraries()
         extract_ptx()

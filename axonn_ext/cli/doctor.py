@@ -43,7 +43,7 @@ is missing and how to get it. Starts no process group and needs no GPU. Exit sta
 installed works, 1 if a part of it does not."""
 
 BUILD_WITH_CUDA = (
-    "AXONN_CUDA=1 pip install -v --no-build-isolation . (README.md, With CUDA: what it needs)"
+    "AXONN_CUDA=1 pip install -v --no-build-isolation . (docs/install.md: what it needs)"
 )
 
 # A separate process maps memory of this one as a rank maps that of its peers.

@@ -75,7 +75,7 @@ def test_why_the_cuda_parts_are_not_built(monkeypatch: pytest.MonkeyPatch) -> No
     # What setup.py gave as the reason when it built what is installed.
     assert found().value == f"not built: {_library.left_out()['_cuda']}"
     monkeypatch.setattr(torch.version, "cuda", "13.0")
-    assert "README.md, With CUDA" in found().remedy
+    assert "docs/install.md" in found().remedy
     monkeypatch.setattr(_library, "left_out", dict)
     assert found().value == "built, but its file _cuda.*.so is gone"
 

@@ -32,7 +32,7 @@ test = []
 
 
 def make_wheel(folder: Path, name: str, version: str, *, source: str, requires: str = "") -> Path:
-    """A wheel of one bootstrap_py."""
+    """A wheel of one module."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{name}-{version}-py3-none-any.whl"
     info = f"{name}-{version}.dist-info"
@@ -189,7 +189,7 @@ def test_all_places_name_the_same_oldest_python() -> None:
     pyproject = tomllib.loads((ROOT / "pyproject.toml").read_text())
     assert pyproject["project"]["requires-python"] == f">={oldest}"
     assert pyproject["tool"]["mypy"]["python_version"] == oldest
-    assert f"Python {oldest} or newer" in (ROOT / "README.md").read_text()
+    assert f"Python {oldest} or newer" in (ROOT / "docs/install.md").read_text()
     assert f"older than {oldest}" in (ROOT / "Makefile").read_text()
 
 

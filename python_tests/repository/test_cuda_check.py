@@ -183,7 +183,7 @@ def test_sums_in_the_switch_must_have_their_loads(
     assert all(any(problem in line for line in found) for problem in problems)
 
 
-README = """
+INSTALL = """
 ## Two commands
 
     make demo
@@ -204,14 +204,14 @@ More words.
 
 
 def test_commands_of_the_readme_are_found() -> None:
-    found = cuda_check.readme_commands(README)
+    found = cuda_check.install_commands(INSTALL)
     assert found == ["pip install 'a b'", "AXONN_CUDA=1 pip install ."]
     with pytest.raises(cuda_check.CheckError, match="no commands in a section '## With CUDA'"):
-        cuda_check.readme_commands(README.replace("## With CUDA", "## On GPUs"))
+        cuda_check.install_commands(INSTALL.replace("## With CUDA", "## On GPUs"))
 
 
 def test_readme_has_commands_that_end_with_the_build() -> None:
-    *prepare, build = cuda_check.readme_commands((ROOT / "README.md").read_text())
+    *prepare, build = cuda_check.install_commands((ROOT / cuda_check.PAGE).read_text())
     assert all(command.startswith("pip install ") for command in prepare)
     assert build.startswith("AXONN_CUDA=1 pip install ") and build.endswith(" .")
 
