@@ -265,6 +265,12 @@ def test_torch_headers_stay_in_ops() -> None:
     assert any(torch_header.search(text) for text in texts.values()), "the check finds nothing"
 
 
+def test_names_of_test_files_are_unique() -> None:
+    """pytest imports each as a module of that name."""
+    names = [path.name for path in (ROOT / "python_tests").rglob("*.py")]
+    assert sorted(names) == sorted(set(names))
+
+
 def test_sources_are_ascii() -> None:
     suffixes = {".py", ".h", ".cpp", ".cu", ".cuh", ".toml", ".cmake"}
     folders = ("axonn_ext", "csrc", "cpp_tests", "python_tests", "tools", "examples", "benchmarks")
