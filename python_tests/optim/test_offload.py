@@ -231,7 +231,7 @@ def test_refusals(tmp_path: Path) -> None:
     for options, said in (
         ({"offload": "gpu"}, "offload must be one of none, cpu, disk, got 'gpu'"),
         ({"offload": "disk", "folder": tmp_path / "none"}, "folder must be one that exists"),
-        ({"bucket_elements": 0}, "bucket_elements must be at least 1, got 0"),
+        ({"bucket_elements": 0}, "bucket_elements must be a whole number >= 1, got 0"),
     ):
         with pytest.raises(ValueError, match=said):
             AdamW([plain], lr=1.0, **options)

@@ -178,7 +178,7 @@ def test_rows_of_published_runs_are_those_of_the_fit() -> None:
         ("sequences = [1, 2]", "sequences = [0]", "sequences must be an array of whole numbers"),
         ("axes = {", "zeros = 3\naxes = {", "unknown key in peers.slow 'zeros'"),
         ("batch_size = 64", "batch_size = 64\nbatches = 3", "unknown key in theirs 'batches'"),
-        ("axes = {", "zero = 3\naxes = {", "zero must be one of 0, 1, 2, got 3"),
+        ("axes = {", "zero = 3\naxes = {", "zero must be 0, 1 or 2, got 3"),
         ("memory_bytes_per_s = 1e12", "memory_bytes_per_s = 0", "finite number > 0, got 0"),
     ],
 )
