@@ -115,13 +115,6 @@ def cpu_extension() -> Any:
     extension = CppExtension(
         name="axonn_ext._C",
         sources=files_of("ops", "**/*.cpp"),
-        # Without these setuptools takes the module for up to date when only they have changed.
-        depends=[
-            "setup.py",
-            *files_of("core", "**/*.cpp"),
-            *files_of("core", "**/*.h"),
-            *files_of("ops", "**/*.h"),
-        ],
     )
     extension.extra_compile_args = cxx_flags(extension.include_dirs)
     extension.include_dirs = [str(ROOT / "csrc")]
@@ -145,11 +138,6 @@ def cuda_extension(module: KernelModule, toolkit: Toolkit, cutlass: Path | None)
     extension = CppExtension(
         name=module.name,
         sources=[*sources, *module.sources],
-        depends=[
-            "setup.py",
-            *find_files("csrc/**/*.h", "csrc/**/*.cuh"),
-            *files_of("core", "**/*.cpp"),
-        ],
         libraries=["c10_cuda", "torch_cuda"],
     )
     includes = [*extension.include_dirs, *toolkit.include_dirs()]

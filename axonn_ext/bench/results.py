@@ -35,9 +35,9 @@ class Row:
     median_us           median over the batches
     min_us              the fastest batch
     iqr_us              "spread": width of the middle half of the batches
-    floor_us            compute alone, t_floor; the same in all rows of a table
+    floor_us            compute without communication, t_floor; the same in all rows of a table
     floor_iqr_us        the spread of the floor
-    collective_us       the collectives alone, t_collective; None if nothing is sent
+    collective_us       collectives without compute, t_collective; None if nothing is sent
     collective_iqr_us   the spread of the collectives
     speedup             t_sequential / t: the speed relative to product and collective without this
                         library

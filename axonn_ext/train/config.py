@@ -59,7 +59,7 @@ class DataTable:
         "", "bytes, or a file of the tokenizers library; empty: that of model.pretrained, or bytes"
     )
     max_bytes: int = key(0, "of text; read no more; 0: all (8 MB of Python's sources)", minimum=0)
-    epochs: int = key(0, "order examples: nothing is read after so many; 0: no end", minimum=0)
+    epochs: int = key(0, "most epochs, with order examples; 0: no limit", minimum=0)
     held_out: float = key(0.05, "fraction at the end, for evaluation only", minimum=0, maximum=0.9)
     on_unusable: str = key(
         "skip",
@@ -165,7 +165,9 @@ class CheckpointTable:
 
     interval: int = key(0, "steps from one checkpoint to the next; 0: none", minimum=0)
     keep_last: int = key(2, "the newest that are kept", minimum=1)
-    keep_every: int = key(0, "those of multiples of so many steps stay, too; 0: none", minimum=0)
+    keep_every: int = key(
+        0, "also keep checkpoints at multiples of this many steps; 0: none", minimum=0
+    )
     background: bool = key(True, "write behind the next steps")
     resume: str = key("", "auto: the newest of this run; or a checkpoint, or a run's folder")
 

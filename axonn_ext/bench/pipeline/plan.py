@@ -17,15 +17,15 @@ FEATURES, ROWS = 128, 64  # of a layer and a micro-batch; a message has 32 KiB
 BYTES_PER_MICRO_BATCH = 2 * LAYERS_PER_STAGE * FEATURES * ROWS * 4  # x and dy of each Linear
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class CaseSpec(PipelineOptions):
     """One schedule, with its options.
 
     system: "ours" or "torch". deferred: of how many micro-batches weight gradients may wait;
-    0: of as many as PipelineOptions lets wait.
+    0: of as many as PipelineOptions lets wait. deferred_bytes follows from it.
     """
 
-    name: str = ""
+    name: str
     system: str = OURS
     deferred: int = 0
 
