@@ -184,6 +184,7 @@ def test_command_on_two_grids(tmp_path: Path) -> None:
     assert (tmp_path / "a.png").read_bytes().startswith(PNG)
 
 
+@pytest.mark.long
 def test_command_under_torchrun(tmp_path: Path) -> None:
     path = tmp_path / "rows.json"
     command = [*torchrun(2), "bench", "gemm-ar", "--device", "cpu", "--shapes", "8,8,8"]

@@ -129,6 +129,7 @@ def measure(plan_json: str) -> Mapping[str, Any]:
     return measure_machine(Plan.from_json(plan_json))
 
 
+@pytest.mark.long
 def test_two_ranks_measure_a_machine(pool: Any, tmp_path: Path):
     plan = Plan(2, "cpu", ("fp32",), rounds=1, threads=1, by_axis=False)
     first, second = pool(2).run(measure, plan.to_json())

@@ -72,6 +72,7 @@ torch.ops.axonn.linear_forward
 """
 
 
+@pytest.mark.long
 def test_largest_plan_needs_no_torch_and_little_else(tmp_path: Path) -> None:
     path = tmp_path / "plan.json"
     done = subprocess.run(

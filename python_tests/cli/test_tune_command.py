@@ -44,6 +44,7 @@ def tune(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     tuning.clear()
 
 
+@pytest.mark.long
 def test_the_command_measures_shows_and_keeps(tune: Path, capsys: Capture):
     arguments = ["tune", "--model", str(tune / "job.toml"), "--grid", "1x2x1", "--device", "cpu",
                  "--threads", "1", "--json", str(tune / "products.json")]  # fmt: skip

@@ -127,7 +127,13 @@ def test_documents_of_a_tokenizer(texts: Path, tmp_path: Path, tokenizer: Path) 
         assert [*vocabulary.encode(document).tolist(), 0] == tokens
 
 
-@pytest.mark.parametrize("vocabulary", [pytest.param("bytes", marks=pytest.mark.slow), "bpe.json"])
+@pytest.mark.parametrize(
+    "vocabulary",
+    [
+        pytest.param("bytes", marks=pytest.mark.slow),
+        pytest.param("bpe.json", marks=pytest.mark.long),
+    ],
+)
 def test_any_number_of_processes_writes_the_same(
     tmp_path: Path, tokenizer: Path, vocabulary: str
 ) -> None:
@@ -314,6 +320,7 @@ def test_overwriting(texts: Path, tmp_path: Path, capsys: Capture) -> None:
     assert "out.bin belongs to --text" in text
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_an_interrupted_run_leaves_nothing(
     tmp_path: Path, tokenizer: Path, number: signal.Signals

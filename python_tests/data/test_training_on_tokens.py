@@ -82,6 +82,7 @@ def test_token_files_train_as_their_text_does(
     assert len(mixed) == len(of_text) and mixed != of_text
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("order", ["windows", "documents"])
 def test_a_resumed_run_reads_on(corpus: Path, tmp_path: Path, order: str) -> None:
     keys = {"data__text": corpus, "data__order": order, "train__eval_interval": 0}

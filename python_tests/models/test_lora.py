@@ -19,7 +19,7 @@ from axonn_ext.models.gpt2.model import TRANSPOSED
 from axonn_ext.models.plain import PlainTransformer
 from axonn_ext.models.transformer import Transformer
 from axonn_ext.pretrained import adapters_of, add_adapters, merge_adapters
-from grids import every_grid, grid_of
+from grids import every_grid, grid_of, turns
 from model_cases import CONFIGS, random_batch, sampled
 
 RANK, ALPHA, MAX_NORM = 3, 7.0, 0.05
@@ -59,7 +59,8 @@ def plain_weights(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
 def errors(name: str, options: str, targets: str) -> list[tuple[str, float]]:
     found = []
-    for grid in every_grid():
+    case = list(PARALLEL).index(options) + ("gpt2", "llama", "opt").index(name)
+    for grid in turns(every_grid(), case):
         model = adapted(grid, name, options, targets)
         state = full_state_dict(model)
         trained = {n: v.requires_grad_() for n, v in state.items() if ".lora_" in n}

@@ -23,7 +23,7 @@ from axonn_ext import (
 from axonn_ext.models import ModelConfig, ParallelConfig
 from axonn_ext.models.checks import check_token_ids
 from axonn_ext.models.plain import PlainTransformer
-from grids import factorisations, grid_of
+from grids import factorisations, grid_of, turns
 from model_cases import BATCH, CONFIGS, GPT2, LENGTH, LLAMA, MAX_NORM, random_batch, sampled
 
 PARALLEL = {
@@ -80,9 +80,11 @@ def run_on_grid(
     return {n: ((got[n] - want[n]).norm() / scale[n].norm()).item() for n in want}
 
 
-def check_grids(world_size: int, config: ModelConfig, parallel: ParallelConfig) -> list[str]:
+def check_grids(
+    shapes: list[GridShape], config: ModelConfig, parallel: ParallelConfig
+) -> list[str]:
     failures = []
-    for shape in GRIDS[world_size]:
+    for shape in shapes:
         assert not models.check(config, parallel, shape, batch_size=BATCH), shape
         # Not a bound on rounding: in fp64 anything above 1e-11 is an error of the algorithm.
         errors = run_on_grid(shape, config, parallel, torch.float64)
@@ -93,7 +95,8 @@ def check_grids(world_size: int, config: ModelConfig, parallel: ParallelConfig) 
 @pytest.mark.parametrize("parallel", ["sharded", "replicated"])
 @pytest.mark.parametrize(("config", "world_size"), list(sampled(CONFIGS, GRIDS)))
 def test_equals_one_process(pool, world_size, config, parallel):
-    results = pool(world_size).run(check_grids, world_size, CONFIGS[config], PARALLEL[parallel])
+    shapes = GRIDS[world_size]
+    results = pool(world_size).run(check_grids, shapes, CONFIGS[config], PARALLEL[parallel])
     for failures in results:
         assert not failures, "\n".join(failures)
 
@@ -101,7 +104,8 @@ def test_equals_one_process(pool, world_size, config, parallel):
 @pytest.mark.parametrize("parallel", ["heads_over_y", "kept", "recompute", "sequential"])
 @pytest.mark.parametrize("config", ["gpt2", "llama"])
 def test_ways_to_run(pool, config, parallel):
-    for failures in pool(4).run(check_grids, 4, CONFIGS[config], PARALLEL[parallel]):
+    shapes = turns(GRIDS[4], list(PARALLEL).index(parallel) + (config == "llama"))
+    for failures in pool(4).run(check_grids, shapes, CONFIGS[config], PARALLEL[parallel]):
         assert not failures, "\n".join(failures)
 
 

@@ -9,7 +9,7 @@ from axonn_ext import full_gradients, full_state_dict, models, sync_gradients
 from axonn_ext.models import ParallelConfig
 from axonn_ext.models.plain import PlainTransformer
 from axonn_ext.nn import Places
-from grids import every_grid
+from grids import every_grid, turns
 from model_cases import CONFIGS, random_batch
 
 LENGTHS = ((8,), (3, 5), (1, 1, 6), (4, 4), (7, 1), (2, 2, 2, 2), (5, 3), (6, 2))
@@ -30,7 +30,7 @@ def numbered() -> torch.Tensor:
 
 def errors_on_grids(name: str, options: str) -> list[tuple[str, float]]:
     found = []
-    for grid in every_grid():
+    for grid in turns(every_grid(), list(PARALLEL).index(options)):
         parallel = PARALLEL[options]
         model = models.build(CONFIGS[name], grid, parallel, seed=2, dtype=torch.float64)
         plain = PlainTransformer(CONFIGS[name]).double()

@@ -101,6 +101,6 @@ def orders_and_mispredictions(seeds: range) -> tuple[int, int]:
 
 
 def test_weights_are_prefetched_in_any_order_of_tasks(pool) -> None:
-    found = pool(4).run(orders_and_mispredictions, range(8))
+    found = pool(4).run(orders_and_mispredictions, range(5))
     assert max(orders for orders, _ in found) > 1, "the delays must have had an effect"
     assert [mispredicted for _, mispredicted in found] == [0] * 4

@@ -40,9 +40,8 @@ def check(pool, world_size, *arguments, timeout_s: float = HANG_SECONDS) -> None
         assert not found, "\n".join(found)
 
 
-@pytest.mark.parametrize(
-    ("name", "layers"), [("gpt2", 5), pytest.param("llama", 4, marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "layers"), [("gpt2", 5), ("llama", 4)])
 def test_equals_one_process(pool, name, layers) -> None:
     check(pool, 4, name, layers, FOUR, list(OPTIONS))
 

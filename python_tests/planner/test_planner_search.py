@@ -173,7 +173,7 @@ def least_memory(request: Request, *, recompute: str) -> int:
 def test_what_fits_is_what_memory_of_counts_as_little_enough() -> None:
     """Most variants of a job are not counted, but follow from others."""
     draw = random.Random(5)
-    for _ in range(200):
+    for _ in range(100):
         model = ModelConfig(
             draw.choice([512, 8192]), 256, draw.choice([1, 2, 4, 9]), 8, 128,
             family=draw.choice(["gpt2", "llama", "opt"]), tie_embeddings=draw.random() < 0.5,

@@ -113,7 +113,7 @@ def check(job: Job) -> None:
 
 
 @pytest.mark.parametrize("layout", ["sharded", "replicated"])
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", range(6))
 def test_random_models_on_up_to_4096_ranks(layout: str, seed: int) -> None:
     check(random_job(random.Random(f"{layout} {seed}"), layout))
 
@@ -134,7 +134,7 @@ def test_random_models_on_up_to_4096_ranks(layout: str, seed: int) -> None:
 )
 def test_random_models_with_each_option(chosen: dict[str, Any]) -> None:
     rng = random.Random(str(chosen))
-    for layout in ("sharded", "replicated") * 2:
+    for layout in ("sharded", "replicated"):
         check(random_job(rng, layout, **chosen))
 
 
@@ -191,7 +191,7 @@ def overlapped_jobs() -> list[Job]:
     """No memory to hold weights in: every use gathers, as the program says. One bucket each."""
     jobs = []
     for i, sizes in enumerate(((1, 1, 4, 1), (1, 1, 2, 2), (2, 1, 2, 1))):
-        for j, recompute in enumerate(("none", "attention", "every:2", "full")):
+        for j, recompute in list(enumerate(("none", "attention", "every:2", "full")))[i % 2 :: 2]:
             options = Options(dtype="fp32", overlap=Overlap(gathered_bytes=0), recompute=recompute)
             model = dataclasses.replace(SMALL, tie_embeddings=(i + j) % 2 == 1)
             jobs.append(Job(model, GridShape(*sizes), options, batch_size=8))
@@ -203,14 +203,13 @@ def zero_jobs() -> list[Job]:
     jobs = []
     others = ("fp32", 1, True, "cpu"), ("bf16", 3, False, "none")
     for i, sizes in enumerate(((1, 1, 1, 4), (1, 1, 2, 2), (2, 1, 1, 2), (1, 2, 1, 2))):
-        for zero in (1, 2):
-            dtype, parts, tied, place = others[(i + zero) % 2]
-            options = Options(
-                dtype=dtype, overlap=Overlap(gathered_bytes=0), micro_batches=parts,
-                optimizer=OptimizerOptions(zero, place, bucket_elements=5000),
-            )  # fmt: skip
-            model = dataclasses.replace(SMALL, tie_embeddings=tied, hidden_size=40)
-            jobs.append(Job(model, GridShape(*sizes), options, batch_size=8 * parts))
+        dtype, parts, tied, place = others[i // 2]
+        options = Options(
+            dtype=dtype, overlap=Overlap(gathered_bytes=0), micro_batches=parts,
+            optimizer=OptimizerOptions(1 + i % 2, place, bucket_elements=5000),
+        )  # fmt: skip
+        model = dataclasses.replace(SMALL, tie_embeddings=tied, hidden_size=40)
+        jobs.append(Job(model, GridShape(*sizes), options, batch_size=8 * parts))
     return jobs
 
 

@@ -21,7 +21,9 @@ PAGES = (*(ROOT / f"{n}.md" for n in ("README", "CONTRIBUTING", "CHANGELOG")), *
 RUN = ("README", *(f"docs/{n}" for n in ("checkpoints", "hugging_face", "parallelize")),
        "docs/pipeline", "docs/memory")  # fmt: skip
 BLOCKS = [
-    pytest.param(block, id=f"{name}-{number}", marks=() if name == RUN[0] else pytest.mark.slow)
+    pytest.param(
+        block, id=f"{name}-{number}", marks=pytest.mark.long if name == RUN[0] else pytest.mark.slow
+    )
     for name in RUN
     for number, block in enumerate(
         re.findall(r"```python\n(.*?)```", (ROOT / f"{name}.md").read_text(), re.DOTALL)

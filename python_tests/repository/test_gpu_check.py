@@ -41,6 +41,7 @@ def run(**settings: str) -> subprocess.CompletedProcess[str]:
 
 
 @no_gpu
+@pytest.mark.long
 def test_without_a_gpu_nothing_is_run(tmp_path: Path):
     done = run(RESULTS=str(tmp_path / "results"))
     assert done.returncode == 2

@@ -111,6 +111,7 @@ def test_each_test_costs_itself_alone(tmp_path: Path):
     assert "in test_hangs" in done.stderr, "where it hung"
 
 
+@pytest.mark.long
 def test_what_is_cut_goes_on_there(tmp_path: Path):
     """A test that is under way when the time is up has not failed."""
     path = write(tmp_path, """
@@ -140,6 +141,7 @@ def test_what_is_cut_goes_on_there(tmp_path: Path):
     assert again.stdout == "\n0 passed, 0 failed, 0 skipped, 0 not reached\n", "nothing is left"
 
 
+@pytest.mark.long
 def test_a_file_that_cannot_be_imported_fails_once(tmp_path: Path):
     broken = write(tmp_path, "raise RuntimeError('broken')", "test_broken.py")
     right = write(tmp_path, """
@@ -201,6 +203,7 @@ def lane(tmp_path: Path, name: str, part: str = "1/1") -> list[str]:
     return list(rows_of(results))
 
 
+@pytest.mark.long
 def test_every_test_is_in_a_lane(tmp_path: Path):
     assert lane(tmp_path, "jobs") == ["test_job"]
     assert lane(tmp_path, "timing") == ["test_time_of_a_job", "test_time"]
@@ -215,6 +218,7 @@ def test_every_test_is_in_a_lane(tmp_path: Path):
     assert sorted(parts[0] + parts[1]) == sorted(one) and len(parts[0]) == len(parts[1])
 
 
+@pytest.mark.long
 def test_the_sanitizer_has_tests_of_every_kernel_that_it_names(tmp_path: Path):
     """They are found by name, and without a GPU they are skipped."""
     words = gpu_stages.StageMaker(tmp_path, tmp_path).sanitize("memcheck").command

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from typing import TypeVar
 
 import torch.distributed as dist
 
@@ -11,7 +12,10 @@ from axonn_ext.spec.grid import GridShape
 from axonn_ext.verify.accuracy import bound, relative_error
 from axonn_ext.verify.linears import factorisations
 
-__all__ = ["bound", "every_grid", "factorisations", "grid_of", "relative_error"]
+__all__ = ["bound", "every_grid", "factorisations", "grid_of", "relative_error", "turns"]
+
+
+T = TypeVar("T")
 
 
 @functools.cache
@@ -21,6 +25,11 @@ def grid_of(shape: GridShape) -> Grid:
     WorkerPool.renew_groups forgets them.
     """
     return Grid(**shape.as_dict())
+
+
+def turns(shapes: list[T], number: int) -> list[T]:
+    """Half of more than four: even and odd numbers of cases have all of them between them."""
+    return shapes[number % 2 :: 2] if len(shapes) > 4 else shapes
 
 
 def every_grid() -> list[Grid]:

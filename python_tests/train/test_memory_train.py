@@ -44,6 +44,7 @@ def test_zero_and_offload_change_no_loss(tmp_path: Path) -> None:
     assert later == pytest.approx(whole[4:], rel=1e-4)
 
 
+@pytest.mark.long
 def test_refused_before_anything_starts() -> None:
     done = run([*AXONN, "train", "--grid", "pipe=2", *small(**{"optim.zero": 2})])
     assert done.status == 2
