@@ -7,12 +7,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from axonn_ext import GridShape, checkpoint, full_gradients
+from axonn_ext import GridShape, checkpoint, full_gradients, trace_communication
 from axonn_ext.grid import Grid
 from axonn_ext.integrations.placed import PlacedModels
 from grids import factorisations, grid_of, relative_error
-
-pytestmark = pytest.mark.long
 
 ROWS, IN, HIDDEN, CLASSES = 3, 8, 16, 6
 
@@ -68,8 +66,11 @@ def errors_of(shape: GridShape, synced_each_time: bool) -> dict[str, float]:
         for micro_step in (step, step + 1):
             loss_of(reference, micro_step, None, size).backward()
             if micro_step == step and not synced_each_time:
-                with models.no_sync(model), models.backward():
-                    loss_of(model, micro_step, grid, size).backward()
+                with models.no_sync(model):
+                    with models.no_sync(model):
+                        pass  # its end does not end the other
+                    with models.backward():
+                        loss_of(model, micro_step, grid, size).backward()
                 own, all_ranks = model.norm.bias.grad, reference.norm.bias.grad
                 assert size == 1 or not torch.allclose(own, all_ranks), "no_sync averages"
             else:
@@ -83,6 +84,11 @@ def errors_of(shape: GridShape, synced_each_time: bool) -> dict[str, float]:
         parts = [[*m.first.parameters(), *m.head.parameters()] for m in (reference, model)]
         norm = nn.utils.clip_grad_norm_(parts[0], 0.01)
         errors["norm"] = relative_error(models.clip_grad_norm_(parts[1], 0.01), norm)
+        tied = [model.tied.weight, model.also.weight]
+        want_norm = reference.tied.weight.grad.norm()
+        errors["norm of one tied weight"] = relative_error(
+            models.clip_grad_norm_(tied, 1e9), want_norm
+        )
         for each in (reference_optimizer, optimizer):
             each.step()
             each.zero_grad()
@@ -106,7 +112,10 @@ def check_grids(world_size: int) -> list[str]:
     ]
 
 
-@pytest.mark.parametrize("world_size", [1, 2, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "world_size",
+    [pytest.param(1, marks=pytest.mark.long), 2, pytest.param(4, marks=pytest.mark.slow)],
+)
 def test_gradients_and_states_are_those_of_a_plain_model(pool, world_size):
     for failures in pool(world_size).run(check_grids, world_size):
         assert not failures, "\n".join(failures)
@@ -239,7 +248,7 @@ def test_errors_are_named_on_every_rank(pool):
 
 
 def two_models(shape: GridShape) -> dict[str, float]:
-    """Only models that a loss reached are averaged; frozen parameters may be trained later."""
+    """Only models that a loss reached are averaged, once; frozen ones may be trained later."""
     grid = grid_of(shape)
     models, pair, references = models_on(grid), [plain(1), plain(2)], [plain(1), plain(2)]
     for model, reference in zip(pair, references, strict=True):
@@ -248,9 +257,12 @@ def two_models(shape: GridShape) -> dict[str, float]:
         assert not model.first.weight.requires_grad
         model.first.weight.requires_grad_(True)
         loss_of(reference, 0, None, grid.world_size).backward()
+    num_collectives = []
     for model in pair:
-        with models.backward():
+        with trace_communication() as trace, models.backward():
             loss_of(model, 0, grid, grid.world_size).backward()
+        num_collectives.append(len(trace.records))
+    assert num_collectives[0] == num_collectives[1] > 0
     return {
         f"{number} {name}": relative_error(gradient, reference.get_parameter(name).grad)
         for number, (model, reference) in enumerate(zip(pair, references, strict=True))

@@ -56,7 +56,12 @@ def read(name: str, folder: Path) -> list[dict[str, torch.Tensor]]:
 
 
 @pytest.mark.parametrize(
-    ("name", "targets"), [("gpt2", ["all-linear"]), ("llama", ["q_proj", "v_proj", "up_proj"])]
+    ("name", "targets"),
+    [
+        ("gpt2", ["all-linear"]),
+        ("gpt2", ["attn.c_proj"]),  # the MLP has a c_proj, too
+        ("llama", ["q_proj", "v_proj", "up_proj"]),
+    ],
 )
 def test_any_grid_reads_what_another_wrote(name, targets, pool, tmp_path) -> None:
     pool(4).run(write, name, tmp_path / "adapter", targets)
@@ -73,9 +78,11 @@ def test_any_grid_reads_what_another_wrote(name, targets, pool, tmp_path) -> Non
 
 def refused(folder: Path) -> tuple[str, int]:
     model = models.build(CONFIGS["llama"], every_grid()[0])
+    first, *others = model.parameters()
+    first.requires_grad_(False)
     with pytest.raises(InputError) as error:
         load_adapter(model, folder)
-    assert all(p.requires_grad for p in model.parameters())
+    assert not first.requires_grad and all(p.requires_grad for p in others)
     return str(error.value), len(adapters_of(model))
 
 
