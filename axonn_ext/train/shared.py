@@ -21,10 +21,10 @@ MAY_DIFFER: Mapping[str, str] = {
     "data.vocabulary": _ELSEWHERE,
     "model.pretrained": f"{_ELSEWHERE}, by from_pretrained",
     "lora.start": f"{_ELSEWHERE}, by load_adapter",
-    "optim.offload_folder": "a host may have its disks in another place",
+    "optim.offload_folder": "disks may be mounted elsewhere on each host",
     "train.device": "the resolved device is compared",
-    "train.machine": "only rank 0 shows what follows from it",
-    "train.threads": "a host may have other processors",
+    "train.machine": "only rank 0 uses it, for the rates that it reports",
+    "train.threads": "hosts may have different processors",
 }
 
 
