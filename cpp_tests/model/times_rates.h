@@ -1,9 +1,11 @@
 // The rates and latencies with which the model of kernel times reckons: those of an H100 SXM and of
 // NVLink 4 in a node of eight. Each names its source, or is an assumption. docs/kernel_model.md
-// tells how they are used.
+// tells how they are used. What the choice of a tile needs as well comes from launch_config.h.
 #pragma once
 
 #include <vector>
+
+#include "core/gemm/launch_config.h"
 
 namespace axonn::times {
 
@@ -19,16 +21,16 @@ struct Quantity {
 
 struct Rates {
   // --- An SM ------------------------------------------------------------------------------------
-  Quantity clock_ghz{"clock under tensor load", 1.48, "GHz", false,
+  Quantity clock_ghz{"clock under tensor load", kernels::kSm90.clock_ghz, "GHz", false,
                      "between 1.57, which kernel 11 of github.com/pranjalssh/fast.cu needs for "
                      "8192^3 in 1361 us after a rest, and 1.37, which torch needs in "
                      "bytedance/flux#90; it is below the boost clock because power is limited"};
-  Quantity flops_per_cycle{"tensor cores", 4096, "flop/cycle/SM", false,
+  Quantity flops_per_cycle{"tensor cores", kernels::kSm90.flops_per_cycle, "flop/cycle/SM", false,
                            "H100 whitepaper: 989 TFLOP/s of 132 SMs at 1.83 GHz"};
   Quantity shared_bytes_per_cycle{"shared memory", 128, "byte/cycle/SM", false,
                                   "CUDA programming guide: 32 banks of 4 bytes"};
   Quantity l2_bytes_per_cycle{
-      "L2 to an SM", 43, "byte/cycle/SM", false,
+      "L2 to an SM", kernels::kSm90.l2_bytes_per_cycle, "byte/cycle/SM", false,
       "what kernel 6 of fast.cu needs at least: tiles of 192 x 192 that no cluster shares, at the "
       "rate of its tensor cores"};
   Quantity load_us{"first load of a tile that waited", 0.8, "us", true,
@@ -51,7 +53,7 @@ struct Rates {
                         "a fraction of a launch"};
 
   // --- Copy engines and NVLink ------------------------------------------------------------------
-  Quantity copy_gbps{"peer copies", 376, "GB/s", false,
+  Quantity copy_gbps{"peer copies", kernels::kNvlink.copy_gbps, "GB/s", false,
                      "github.com/NVIDIA/nccl/issues/1264: p2pBandwidthLatencyTest, writes"};
   Quantity copy_us{"start of a copy", 1.5, "us", true, "as from a kernel to the next"};
   Quantity host_read_us{"copy engine: a word from the host's memory", 1.4, "us", true,
@@ -60,7 +62,7 @@ struct Rates {
                           "the latency of HBM"};
   Quantity write_value_us{"copy queue: a write of a value", 0.6, "us", true,
                           "a posted write of the front end; no engine starts"};
-  Quantity store_gbps{"TMA stores to peers", 333, "GB/s", false,
+  Quantity store_gbps{"TMA stores to peers", kernels::kNvlink.store_gbps, "GB/s", false,
                       "arXiv:2511.13940 (ParallelKittens): 74 % of the link, on B200"};
   Quantity multicast_gbps{
       "multicast, each way", 309, "GB/s", false,
@@ -87,13 +89,15 @@ struct Rates {
                        "fit to vllm-project/vllm#42324"};
   Quantity nccl_sum_gbps{"NCCL, NVLS all-reduce", 275, "GB/s of the result", false,
                          "github.com/NVIDIA/nccl-tests/issues/212"};
-  Quantity nccl_send_us{"NCCL over hosts: a group of a send and a receive", 12, "us", true,
+  Quantity nccl_send_us{"NCCL over hosts: a group of a send and a receive",
+                        kernels::kNetwork.chunk_us, "us", true,
                         "a kernel, and a round of its proxies"};
-  Quantity network_gbps{"network of a GPU", 48, "GB/s", true, "a NIC of 400 Gbit/s, less headers"};
+  Quantity network_gbps{"network of a GPU", kernels::kNetwork.copy_gbps, "GB/s", true,
+                        "a NIC of 400 Gbit/s, less headers"};
 };
 
 inline constexpr Rates kH100{};
-inline constexpr int kNumSms = 132;
+inline constexpr int kNumSms = kernels::kSm90.num_sms;
 
 // Returns all of them, to be printed.
 inline std::vector<Quantity> all(const Rates& r) {
