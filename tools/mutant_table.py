@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import tomllib
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -104,26 +105,37 @@ def check(change: Change) -> None:
 # --- The docs -------------------------------------------------------------------------------------
 
 
-def row_of(change: Change) -> str:
-    total = len(change.mutants())
-    noticed = total - len(change.survive)
-    how = ", ".join(change.errors) if noticed else "-"
-    where = f"all {change.places}" if change.together and change.places > 1 else str(total)
-    return f"| {change.what} | {where} | {noticed} | {how} | {change.because} |\n"
+def noticed(changes: list[Change]) -> str:
+    total = sum(len(change.mutants()) for change in changes)
+    return f"{total - sum(len(change.survive) for change in changes)} of {total}"
+
+
+def part_row(changes: list[Change]) -> str:
+    part = changes[0].part
+    tests = part.tests.replace("*", "\\*").replace(":", ", ")
+    kinds = ", ".join(sorted({error for change in changes for error in change.errors})) or "-"
+    return f"| {part.name} | {noticed(changes)} | {kinds} | {tests} |\n"
+
+
+def survivor_rows(changes: list[Change]) -> str:
+    """A row for each reason, since several changes of a part may share one."""
+    reasons: dict[str, list[str]] = {}
+    for change in changes:
+        if change.because:
+            text = f"{change.what} ({len(change.survive)} of {len(change.mutants())})"
+            reasons.setdefault(change.because, []).append(text)
+    name = changes[0].part.name
+    return "".join(f"| {name} | {'; '.join(rows)} | {why} |\n" for why, rows in reasons.items())
 
 
 def docs_of(changes: list[Change]) -> str:
-    text, part = "", None
-    for change in changes:
-        if change.part != part:
-            part = change.part
-            tests = part.tests.replace("*", "\\*").replace(":", ", ")
-            text += f"\n**{part.name}**, by {tests}\n\n"
-            text += (
-                "| change | mutants | noticed | as | those that survive |\n|---|---|---|---|---|\n"
-            )
-        text += row_of(change)
-    return text + "\n"
+    parts = [list(group) for _, group in groupby(changes, lambda change: change.part)]
+    text = f"\nThe tests notice {noticed(changes)} mutants:\n\n"
+    text += "| code that is changed | noticed | as | by |\n|---|---|---|---|\n"
+    text += "".join(map(part_row, parts))
+    text += "\nThe others survive, for these reasons:\n\n"
+    text += "| code that is changed | change, and how many survive | reason |\n|---|---|---|\n"
+    return text + "".join(map(survivor_rows, parts)) + "\n"
 
 
 def with_table(docs: str, changes: list[Change]) -> str:
