@@ -115,6 +115,24 @@ def test_one_that_is_too_large_leaves_the_groups_usable(pool, shape):
             assert "linear_forward: needs " in error and "AXONN_SYMMETRIC_MEMORY_BYTES" in error
 
 
+def bias_gradient(algorithm: str) -> torch.Tensor:
+    """Of rows of which 256 is on rank 0 and 1 on each other one, in bf16."""
+    grid = grid_of(GridShape(y=4))
+    layer = nn.Linear(8, 8, grid=grid, role="expand", algorithm=algorithm, dtype=torch.bfloat16)
+    y = layer(grid.shard(torch.zeros(16, 8, dtype=torch.bfloat16), layer.input_dims))
+    dy = torch.zeros_like(y)
+    dy[0] = 256 if grid.rank == 0 else 1
+    y.backward(dy)
+    return layer.bias.grad
+
+
+@pytest.mark.parametrize("algorithm", ["fused", "chunked", "sequential"])
+def test_a_bias_gradient_is_rounded_once(pool, algorithm):
+    for gradient in pool(4).run(bias_gradient, algorithm):
+        # 259 lies between the even 258 and 260; 256 + 1 would be rounded to 256 each time.
+        assert (gradient == 260).all()
+
+
 OPTIONS = [
     {"save_gathered": True, "reshard_after_forward": False},
     {"gather_dim": 1},
