@@ -28,13 +28,6 @@ struct BackwardInput {
   std::array<bool, 3> mask;
 };
 
-// The gradient of a bias: column sums of dY'. sync_gradients adds it up over the other axes.
-at::Tensor column_sums(const at::Tensor& dy) {
-  // A GPU's sum of a low-precision dtype is made in fp32 and rounded once, in one pass.
-  if (!dy.is_cpu() || dy.scalar_type() == at::kDouble) return at::sum(dy, 0);
-  return at::sum(dy, 0, /*keepdim=*/false, at::kFloat).to(dy.scalar_type());
-}
-
 // A tensor that is whole already, or is being gathered.
 class Gathering {
  public:
@@ -72,7 +65,9 @@ LinearGradients overlapped_backward(LinearAxes& axes, const BackwardInput& in) {
                       : start_all_reduce(axes.r, product);
   const auto dweight = multiply(products_of(axes, "mm_wgrad"), full_dy.t(), x.wait(), axes.z,
                                 /*scatter=*/true, 0, Algorithm::kChunked);
-  const auto dbias = in.mask[2] ? column_sums(full_dy) : nothing(in.dy);
+  // A bias gradient of a low-precision dtype is added up in fp32, and rounded once. sync_gradients
+  // adds it up over the other axes.
+  const auto dbias = in.mask[2] ? at::sum(full_dy, 0) : nothing(in.dy);
   dx.wait();
   return {dx.output.to(in.dy.scalar_type()), dweight, dbias};
 }
@@ -97,7 +92,7 @@ LinearGradients composed_backward(LinearAxes& axes, const BackwardInput& in, Ask
     result.dweight = multiply(products_of(axes, "mm_wgrad"), full_dy.t(), full_x, axes.z,
                               /*scatter=*/true, 0, how);
   }
-  if (in.mask[2]) result.dbias = column_sums(full_dy);
+  if (in.mask[2]) result.dbias = at::sum(full_dy, 0);
   return result;
 }
 
