@@ -12,6 +12,7 @@ from accelerate import Accelerator
 from accelerate.utils import DistributedType
 from torch import Tensor, nn
 
+from axonn_ext import settings
 from axonn_ext.grid import Grid
 from axonn_ext.integrations.placed import PlacedModels
 from axonn_ext.integrations.sizes import make_grid
@@ -45,7 +46,8 @@ class AxonnAccelerator(Accelerator):
 
     Raises:
         ValueError: the sizes do not suit the number of processes; mixed_precision is neither "no"
-            nor "bf16"; another way to split models (such as FSDP) is configured.
+            nor "bf16"; another way to split models (such as FSDP) is configured; Accelerate does
+            not see the processes that were started, as on CPUs without cpu=True.
     """
 
     def __init__(
@@ -66,6 +68,12 @@ class AxonnAccelerator(Accelerator):
             raise ValueError(
                 "AxonnAccelerator: the grid is the only way to split a model here, but Accelerate "
                 f"is configured for {self.distributed_type} and {self.parallelism_config}"
+            )
+        launched = settings.launch_environment()
+        if launched is not None and launched.world_size != self.num_processes:
+            raise ValueError(
+                f"AxonnAccelerator: {launched.world_size} processes were started, but Accelerate "
+                f"sees {self.num_processes}; to train on CPUs, pass cpu=True"
             )
         if not dist.is_initialized():  # Accelerate leaves a single process without a group
             dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)

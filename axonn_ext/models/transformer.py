@@ -362,7 +362,8 @@ class Transformer(nn.Module, NamedState):
     ) -> Tensor:
         """Returns the mean loss over the labelled tokens of the global batch, equal on every rank.
 
-        labels: [B, S] like token_ids; -100 means no label. num_labels: the number to divide by;
+        labels: [B, S], for each token the one that follows it; -100 means no label. The model does
+        not shift them: pass tokens[:, :-1] and tokens[:, 1:]. num_labels: the number to divide by;
         default the number of labels of this call on all ranks (see CrossEntropy). places: where the
         tokens stand in their documents, if a sequence has several.
         """

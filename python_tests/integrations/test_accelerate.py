@@ -102,6 +102,7 @@ def test_an_error_on_one_rank_ends_all(tmp_path: Path, rank: int) -> None:
     [
         (["--grid=x=3"], "AxonnAccelerator: x=3, y=1, z=1 take 3 processes, which must divide the"),
         (["--grid=x=2,data=2"], "has 4 ranks but the world has 2"),
+        (["--grid=x=2", "--without-cpu"], "2 processes were started, but Accelerate sees 1"),
         (["--grid=x=2", "--precision=fp16"], "mixed_precision must be one of no, bf16, got 'fp16'"),
     ],
 )

@@ -25,7 +25,7 @@ from framework_cases import (
 def main() -> None:
     args = arguments()
     options = {
-        "cpu": True,
+        "cpu": not args.without_cpu,
         "gradient_accumulation_steps": args.accumulate,
         "mixed_precision": args.precision or "no",
         # Epochs then have the same orders on any number of processes.

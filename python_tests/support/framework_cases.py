@@ -86,6 +86,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--clip", action="store_true")
     parser.add_argument("--precision", default="")
     parser.add_argument("--load", type=Path, help="what another run has saved")
+    parser.add_argument("--without-cpu", action="store_true", help="lets Accelerate look for GPUs")
     parser.add_argument("--failing-rank", type=int, default=-1, help="raises in its third step")
     return parser.parse_args()
 
