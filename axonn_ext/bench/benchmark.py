@@ -65,16 +65,17 @@ def new_parser(
 
 
 def add_device(parser: argparse.ArgumentParser, note: str = "") -> None:
-    """Adds --device, which `default_device` replaces where it is not given."""
+    """Adds --device, which `default_device` replaces where it is not given. note: ends its help."""
     parser.add_argument(
-        "--device", choices=DEVICES, help=f"{note}(default: cuda if there is a GPU, else cpu)"
-    )
+        "--device", choices=DEVICES,
+        help=f"device to run on{note} (default: cuda if there is a GPU, else cpu)",
+    )  # fmt: skip
 
 
 def add_json(parser: argparse.ArgumentParser, when: str = "") -> None:
     """Adds --json. when: says when the file is written."""
     parser.add_argument(
-        "--json", type=Path, metavar="FILE", help=f"write machine and rows to a file{when}"
+        "--json", type=Path, metavar="FILE", help=f"write machine and rows to a JSON file{when}"
     )
 
 
@@ -84,10 +85,11 @@ def add_run_options(
     """Adds --rounds, --json and --plot. json: says when the file is written."""
     add = parser.add_argument
     add("--rounds", type=whole(), default=rounds, metavar="N",
-        help="how often everything takes its turn (default: %(default)s)")  # fmt: skip
+        help="number of rounds, in each of which everything takes a turn (default: "
+        "%(default)s)")  # fmt: skip
     add_json(parser, json)
     if plots:
-        add("--plot", type=Path, metavar="FILE", help="draw a chart: .png, .svg or .pdf")
+        add("--plot", type=Path, metavar="FILE", help="draw a chart to a .png, .svg or .pdf file")
 
 
 def check_memory(what: str, num_bytes: float, device: str) -> None:
@@ -239,9 +241,9 @@ class Benchmark(Generic[R]):
             help=f"dtype of the {self.operands} (default: %(default)s)")  # fmt: skip
         add_device(parser)
         add("--threads", type=whole(0, MOST_THREADS), default=1, metavar="N",
-            help="threads; 0: one for each core (default: %(default)s)")  # fmt: skip
+            help="number of CPU threads; 0: one per core (default: %(default)s)")  # fmt: skip
         add_run_options(
-            parser, rounds=self.rounds, json=", after each group of rows",
+            parser, rounds=self.rounds, json=", updated after each group of rows",
             plots=self.draw is not None,
         )  # fmt: skip
 

@@ -58,9 +58,9 @@ CUDA_ALGORITHMS = tuple(name for name in ALGORITHMS if name != "fused")
 BASELINES = (symm_mem.NAME,)
 
 SUMMARIES = {
-    "ag-gemm": "all_gather_matmul: A's rows are gathered, B's columns stay",
-    "gemm-rs": "matmul_reduce_scatter: the sum's rows are scattered",
-    "gemm-ar": "matmul_all_reduce: every rank gets the sum",
+    "ag-gemm": "all_gather_matmul: gathers A's rows, multiplies by this rank's columns of B",
+    "gemm-rs": "matmul_reduce_scatter: multiplies, sums over the ranks, scatters the rows",
+    "gemm-ar": "matmul_all_reduce: multiplies, sums over the ranks, on every rank",
     ALL_GEMM_OPS: "ag-gemm, gemm-rs and gemm-ar, one after another",
     "linear": "nn.Linear on a grid, forward and backward",
     "block": "a GPT-2 transformer block on a grid, forward and backward",
@@ -68,10 +68,10 @@ SUMMARIES = {
 DESCRIPTION = """\
 Times {summary}.
 
-In one run, interleaved: compute alone (the floor), the collectives alone, and the algorithms. Times
-are of the slowest rank. A result that is wrong, compared with float64 before and after timing, gets
-no time, and the exit status is 1. At the end: how auto compares with sequential over all shapes.
-docs/benchmarks.md tells how to read the numbers."""
+Compute alone (the floor), the collectives alone and the algorithms run interleaved, and the slowest
+rank's times count. Results are compared with float64 before and after timing; a wrong one gets no
+time, and the exit status is 1. The last lines compare auto with sequential over all shapes.
+docs/benchmarks.md explains the numbers."""
 GEMM_EXAMPLES = """\
 examples:
   axonn-ext bench {op}                                      2 ranks, {default}
@@ -85,9 +85,9 @@ presets:
   llama-70b, gpt3   layers of Llama 2 70B (4096 tokens) and GPT-3 175B (2048 tokens)
   published         {layers} MLPs of models from 7B to 405B, each with
                     M = {rows};
-                    published:64,1024 has those M alone. The largest needs some 10 GB a GPU in bf16
-                    on 2 ranks, and 2 GB of host memory a rank; all take some ten minutes an op on
-                    GPUs, and hours on a CPU
+                    published:64,1024 has only these M. The largest needs about 10 GB per GPU in
+                    bf16 on 2 ranks, and 2 GB of host memory per rank; all take about ten minutes
+                    per op on GPUs, and hours on a CPU
 """
 GRID_EXAMPLES = """\
 examples:
@@ -117,30 +117,36 @@ def add_parser(benchmarks: argparse._SubParsersAction[Any]) -> None:
 def _add_options(parser: argparse.ArgumentParser, op: str) -> None:
     add = parser.add_argument
     add("--grid", action="append", default=[], metavar="SHAPE",
-        help="x=2,y=2,z=1 (left out: 1) or 2x2x1; may be given several times")  # fmt: skip
+        help="grid of ranks: x=2,y=2,z=1 (axes left out have size 1) or 2x2x1; may be given "
+        "several times")  # fmt: skip
     add("--world", type=whole(1, MOST_PROCESSES), metavar="N",
-        help=f"--grid x=N (default: {DEFAULT_WORLD})")  # fmt: skip
+        help=f"number of ranks, short for --grid x=N (default: {DEFAULT_WORLD})")  # fmt: skip
     sizes = ",".join(DEFAULTS[op]._fields)
     add("--shapes", nargs="+", default=[], metavar="SHAPE",
-        help=f'global sizes "{sizes}", or a preset: '
+        help=f'global sizes as "{sizes}", or a preset: '
         + ("gpt2, gpt3" if op == "block" else "llama-70b, gpt3, published, published:M,M,...")
         + f" (default: {','.join(map(str, DEFAULTS[op]))})")  # fmt: skip
-    add_device(parser, "ranks that outnumber the GPUs share them ")
+    add_device(parser, "; ranks that outnumber the GPUs share them")
     add("--algorithms", metavar="A,B,...",
-        help=f"(default: {','.join(ALGORITHMS)}; fused on cuda only if asked)")  # fmt: skip
+        help=f"algorithms to time (default: {','.join(ALGORITHMS)}; on cuda without "
+        "fused)")  # fmt: skip
     if op in (*GEMM_OPS, ALL_GEMM_OPS):
         add("--baseline", action="append", choices=BASELINES, default=[],
-            help="torch-symm-mem: torch.ops.symm_mem's fused ops, in turns with ours; needs a GPU "
-            "for each rank (default: none)")  # fmt: skip
-    add("--dtype", choices=tuple(DTYPES), default="fp32", help="(default: %(default)s)")
+            help="torch.ops.symm_mem's fused ops, timed in turns with ours; needs a GPU per rank "
+            "(default: none)")  # fmt: skip
+    add("--dtype", choices=tuple(DTYPES), default="fp32",
+        help="dtype of inputs and results (default: %(default)s)")  # fmt: skip
     add("--threads", type=whole(0, MOST_THREADS), default=1, metavar="N",
-        help="of each rank; 0: its share of the cores (default: 1, so that a rank's arithmetic is "
-        "the same on every machine and grid)")  # fmt: skip
+        help="CPU threads per rank; 0: its share of the cores (default: 1, so that a rank's "
+        "arithmetic is the same on every machine and grid)")  # fmt: skip
     if op == "linear":
-        add("--role", choices=tuple(ROLES), default="expand", help="(default: %(default)s)")
+        add("--role", choices=tuple(ROLES), default="expand",
+            help="role of the Linear; expand: x splits its output features and y its input "
+            "features, contract: the reverse (default: %(default)s)")  # fmt: skip
     if op in ("linear", "block"):
-        add("--layout", choices=LAYOUTS, default="sharded", help="(default: %(default)s)")
-    add_run_options(parser, json=", after each shape")
+        add("--layout", choices=LAYOUTS, default="sharded",
+            help="layout of the activations (default: %(default)s)")  # fmt: skip
+    add_run_options(parser, json=", updated after each shape")
     # In this file, the processes that this command starts leave the rows of all grids so far.
     add("--rows", type=Path, help=argparse.SUPPRESS)
 

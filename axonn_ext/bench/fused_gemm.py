@@ -25,14 +25,14 @@ LAYOUTS = {"tn": (False, True), "nn": (False, False), "nt": (True, False)}
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 WAIT_CHUNKS = 4
 DESCRIPTION = """\
-On one GPU of sm_90: A [M, K] @ B [K, N] by torch.mm (cuBLAS), by the kernel of "fused" without
-waits, and by the same kernel as if A came in 16 chunks, all of which are there. What the second
-costs over the first is our kernel; what the third costs over the second is waiting. At the end: the
-least speed of both over M >= 2048, below which auto has other kernels. SHAPE is M,N,K, "published"
-(MLPs of models from 7B to 405B) or published:M,M,... for some of its M.
+Runs on one GPU of sm_90. Times A [M, K] @ B [K, N] by torch.mm (cuBLAS), by the kernel of "fused"
+without waits, and by the same kernel as if A came in 16 chunks, all of which have arrived. The
+second over the first is the cost of our kernel; the third over the second is that of waiting. The
+last lines give the lowest speed of both for M >= 2048, below which auto has other kernels. SHAPE is
+M,N,K, "published" (MLPs of models from 7B to 405B) or published:M,M,... for some of its M.
 
-With --tiles: torch.mm, and the kernel without waits on each tile, with the modelled time by which a
-call chooses its tile."""
+With --tiles: times torch.mm, and the kernel without waits on each tile, next to the modelled time
+by which a call chooses its tile."""
 EPILOG = """\
 examples:
   axonn-ext bench gemm --shapes published:8192 --layouts tn
@@ -159,14 +159,17 @@ def add_parser(benchmarks: argparse._SubParsersAction[Any]) -> None:
     )  # fmt: skip
     add = parser.add_argument
     add("--shapes", nargs="+", default=[], metavar="SHAPE",
-        help="(default: 2048,11008,4096 8192,14336,4096; with --tiles the published layers with "
+        help="sizes of the products (default: 2048,11008,4096 8192,14336,4096; with --tiles the "
+        "published layers with "
         f"M = {', '.join(map(str, TILE_ROWS))})")  # fmt: skip
-    add("--dtype", choices=list(DTYPES), default="bf16", help="(default: %(default)s)")
+    add("--dtype", choices=list(DTYPES), default="bf16",
+        help="dtype of the operands (default: %(default)s)")  # fmt: skip
     add("--layouts", nargs="+", choices=list(LAYOUTS), default=list(LAYOUTS),
-        help="(default: all)")  # fmt: skip
+        help="layouts of the operands, as BLAS names them: tn (forward), nn (dgrad), nt (wgrad) "
+        "(default: all)")  # fmt: skip
     add("--tiles", nargs="+", metavar="TILE",
-        help="time these tiles, named like 128x256, or all")  # fmt: skip
-    add_json(parser, ", after each of them")
+        help="tiles of the kernel to time, such as 128x256, or all")  # fmt: skip
+    add_json(parser, ", updated after each shape")
 
 
 def parse_shapes(text: str) -> tuple[GemmShape, ...]:

@@ -48,12 +48,12 @@ COLUMNS = (
     ),
 )  # fmt: skip
 DESCRIPTION = """\
-On one GPU: A [M, K], in bf16, is gathered from four shards, one of them on the GPU, three in pinned
-host memory, while it is multiplied with B [K, N]: by "chunked", which copies and multiplies in
-chunks, and by "fused", one kernel that waits for each chunk (GPUs of sm_90). Next to it, in turns:
+Runs on one GPU. A [M, K], in bf16, is gathered from four shards, one on the GPU and three in pinned
+host memory, while it is multiplied by B [K, N]: by "chunked", which copies and multiplies in
+chunks, and by "fused", one kernel that waits for each chunk (GPUs of sm_90). In turns with these:
 the copy alone, the matmul alone, and one after the other. The link is emulated: host memory, not
-NVLink. The larger N, the shorter the copy is against the matmul. At the end, for each shape, how
-fused compares with the best chunked and with one after the other."""
+NVLink. The larger N, the shorter the copy is relative to the matmul. The last lines compare fused,
+for each shape, with the best chunked and with one after the other."""
 EPILOG = """\
 examples:
   axonn-ext bench link-overlap
@@ -313,14 +313,15 @@ def add_parser(benchmarks: argparse._SubParsersAction[Any]) -> None:
     """Adds the subcommand."""
     parser = new_parser(
         benchmarks, "link-overlap", run=run, description=DESCRIPTION, epilog=EPILOG,
-        summary="a chunked copy over an emulated link, behind a matmul, on one GPU",
+        summary="how much of a copy over an emulated link hides behind a matmul, on one GPU",
     )  # fmt: skip
     add = parser.add_argument
     add("--shape", nargs="+", default=["8192,8192,8192"], metavar="M,N,K",
-        help="(default: 8192,8192,8192)")  # fmt: skip
+        help=f"sizes of the products; {NUM_SHARDS} must divide M (default: "
+        "8192,8192,8192)")  # fmt: skip
     add("--chunks", type=whole(), nargs="+", default=[1, 2, 4, 8], metavar="N",
-        help="(default: 1 2 4 8)")  # fmt: skip
-    add_json(parser, ", after each shape")
+        help="numbers of chunks that chunked copies, of all shards (default: 1 2 4 8)")  # fmt: skip
+    add_json(parser, ", updated after each shape")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -303,9 +303,10 @@ def _draw(
 
 def _add_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("--rows", type=whole(), default=1024, metavar="N", help="(default: %(default)s)")
+    add("--rows", type=whole(), default=1024, metavar="N",
+        help="number of rows of the logits (default: %(default)s)")  # fmt: skip
     add("--vocab", type=whole(), nargs="+", default=list(VOCABULARIES), metavar="N",
-        help="columns of the logits (default: 50304 128256)")  # fmt: skip
+        help="numbers of columns of the logits (default: 50304 128256)")  # fmt: skip
 
 
 def _check(args: argparse.Namespace) -> None:
@@ -325,11 +326,11 @@ def _run(args: argparse.Namespace, on_round: Callable[[], None]) -> Iterator[lis
 LOSS: Benchmark[LossRow] = Benchmark(
     "loss", "time and memory of cross-entropy, against torch's in fp32",
     description="""\
-Times the loss of a batch of logits and its gradient, on one rank: ours, which reads the logits in
-their own dtype, with the gradient in memory of its own and over the logits, and this with Goldfish
-loss; and torch's, of a whole copy of the logits in fp32. All take turns. Next to the time stands
-the most memory that each holds at once beside the logits. A result that is wrong, compared with
-float64, gets no time, and the exit status is 1. docs/benchmarks.md tells how to read them.""",
+Times the loss of a batch of logits and its gradient, on one rank. Ours reads the logits in their
+own dtype and writes the gradient to new memory or over the logits, the latter also with Goldfish
+loss; torch's works on an fp32 copy of all logits. All take turns. Next to the time is the peak
+memory of each in addition to the logits. Results are compared with float64; a wrong one gets no
+time, and the exit status is 1. docs/benchmarks.md explains the numbers.""",
     epilog="""\
 examples:
   axonn-ext bench loss

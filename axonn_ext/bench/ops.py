@@ -86,16 +86,17 @@ def run_case(
 def _add_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--op", nargs="+", choices=tuple(CASES), default=list(CASES), metavar="OP",
-        help=f"(default: {' '.join(CASES)})")  # fmt: skip
+        help=f"ops to time (default: {' '.join(CASES)})")  # fmt: skip
     add("--elements", type=whole(), metavar="N",
-        help="elements that are added up, filled or updated "
+        help="number of elements to sum, fill or update "
         f"(default: {ELEMENTS['cuda']} on GPUs, {ELEMENTS['cpu']} on CPUs)")  # fmt: skip
     add("--slots", type=whole(1, 256), default=8, metavar="N",
-        help="slots, one for each rank of a reduction (default: %(default)s)")  # fmt: skip
-    add("--rows", type=whole(), metavar="N", help="rows of the logits "
+        help="number of slots to sum, one per rank of a reduction (default: "
+        "%(default)s)")  # fmt: skip
+    add("--rows", type=whole(), metavar="N", help="number of rows of the logits "
         f"(default: {ROWS['cuda']} on GPUs, {ROWS['cpu']} on CPUs)")  # fmt: skip
     add("--vocab", type=whole(2), default=50_304, metavar="N",
-        help="columns of the logits (default: %(default)s)")  # fmt: skip
+        help="number of columns of the logits (default: %(default)s)")  # fmt: skip
 
 
 def _sizes(args: argparse.Namespace) -> Sizes:
@@ -124,13 +125,12 @@ def _run(args: argparse.Namespace, on_round: Callable[[], None]) -> Iterator[lis
 
 
 OPS: Benchmark[OpRow] = Benchmark(
-    "ops", "ops that move memory, against torch's and the speed of a copy",
+    "ops", "memory-bound ops, against torch's and the speed of a copy",
     description="""\
-Times ops that move much memory and compute little, on one rank: sums of slots, as fused
-reduce-scatters make them; initial values from Philox; cross-entropy; a step of AdamW. Each takes
-turns with torch's own way and with a copy. The floor of an op is the time that the bytes which it
-must move take at the speed of this copy. A result that is wrong gets no time, and the exit status
-is 1. docs/benchmarks.md tells how to read the numbers.""",
+Times memory-bound ops on one rank: sums of slots, as in fused reduce-scatters; initial values from
+Philox; cross-entropy; a step of AdamW. Each takes turns with torch's counterpart and with a copy.
+The floor of an op is the time of the bytes that it must move, at the speed of this copy. A wrong
+result gets no time, and the exit status is 1. docs/benchmarks.md explains the numbers.""",
     epilog="""\
 examples:
   axonn-ext bench ops

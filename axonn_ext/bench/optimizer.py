@@ -202,11 +202,13 @@ def plot_rows(rows: Sequence[OptimizerRow], subtitle: str, path: Path) -> None:
 def _add_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--elements", type=whole(), default=ELEMENTS, metavar="N",
-        help="of all weights, in a few matrices and vectors (default: %(default)s)")  # fmt: skip
+        help="number of elements of all weights, in a few matrices and vectors (default: "
+        "%(default)s)")  # fmt: skip
     add("--bucket", type=whole(), default=BUCKET_ELEMENTS, metavar="N",
-        help="elements that cross to the host together (default: %(default)s)")  # fmt: skip
-    add("--folder", type=Path, metavar="DIR", default=Path(tempfile.gettempdir()),
-        help="for the state on the disk (default: the system's for temporary files)")  # fmt: skip
+        help="number of elements that cross to the host together (default: "
+        "%(default)s)")  # fmt: skip
+    add("--folder", type=Path, metavar="FOLDER", default=Path(tempfile.gettempdir()),
+        help="folder for the state on disk (default: the system's temporary folder)")  # fmt: skip
 
 
 def _check(args: argparse.Namespace) -> None:
@@ -242,9 +244,9 @@ OPTIMIZER: Benchmark[OptimizerRow] = Benchmark(
     "optimizer", "a step of AdamW with its state on the device, the host and the disk",
     description="""\
 Times a step of AdamW on one rank, with its state on the device, in host memory and on the disk
-(docs/memory.md), in turns with torch's fused AdamW over fp32 weights with fp32 gradients. Before,
-all must give the same bits; one that does not gets no time, and the exit status is 1.
-docs/benchmarks.md tells how to read the numbers.""",
+(docs/memory.md), in turns with torch's fused AdamW over fp32 weights with fp32 gradients. All must
+first give the same bits; one that does not gets no time, and the exit status is 1.
+docs/benchmarks.md explains the numbers.""",
     epilog="""\
 examples:
   axonn-ext bench optimizer

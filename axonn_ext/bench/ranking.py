@@ -46,12 +46,12 @@ GOOD_ENOUGH = 0.05  # a configuration this close to the best time is as good as 
 MIN_CORRELATION = 0.8
 _SCHEDULES = tuple(name for name in SCHEDULES if name != "interleaved")  # it needs two chunks each
 DESCRIPTION = """\
-Trains small models on every grid of N ranks, one CPU thread each, and compares the order of their
-times with the planner's. With --pipe, there are grids with pipeline stages, too. Useful with links
-that differ (AXONN_EMULATED_LINKS), measured before by `axonn-ext bench links` with the same links
-and ranks. (Messages between stages cross no emulated link, but the host's memory.) Exit status 1 if
-the planner's order is of no use: its first three contain none within 5 % of the best, or the rank
-correlation is below 0.8."""
+Trains small models on every grid of N ranks, one CPU thread each, and compares the ranking of their
+times with the planner's. With --pipe, also on grids with pipeline stages. Useful with emulated
+links of different speeds (AXONN_EMULATED_LINKS); run `axonn-ext bench links` with the same links
+and ranks before. (Messages between stages cross the host's memory, not an emulated link.) Exit
+status 1 if the planner's ranking is of no use: none of its first three is within 5 % of the best,
+or the rank correlation is below 0.8."""
 EPILOG = """\
 example:
   export AXONN_EMULATED_LINKS=x=0.04,y=0.02,z=0.01,data=0.005
@@ -142,28 +142,31 @@ def markdown(title: str, rows: Sequence[Row], verdict: Verdict) -> str:
 def add_parser(benchmarks: argparse._SubParsersAction[Any]) -> None:
     """Adds the subcommand."""
     parser = new_parser(
-        benchmarks, "ranking", summary="the planner's order of grids against the measured one",
+        benchmarks, "ranking", summary="the planner's ranking of grids against the measured one",
         description=DESCRIPTION, epilog=EPILOG, run=run,
     )  # fmt: skip
     add = parser.add_argument
     add("--model", action="append", choices=tuple(CASES), metavar="NAME",
-        help=f"{', '.join(CASES)}; may be given several times (default: with --pipe {DEEP}, "
-        "else all others)")  # fmt: skip
+        help=f"model to train: {', '.join(CASES)}; may be given several times (default: with "
+        f"--pipe {DEEP}, else all others)")  # fmt: skip
     add("--nproc", type=whole(1, MOST_PROCESSES), default=8, metavar="N",
-        help="ranks (default: %(default)s)")  # fmt: skip
+        help="number of ranks to start (default: %(default)s)")  # fmt: skip
     add("--pipe", type=whole(), default=1, metavar="N",
-        help="the most pipeline stages of a grid (default: %(default)s)")  # fmt: skip
-    add("--schedule", choices=_SCHEDULES, help=f"of stages (default: {PipelineOptions.schedule})")
+        help="largest number of pipeline stages (default: %(default)s)")  # fmt: skip
+    add("--schedule", choices=_SCHEDULES,
+        help=f"schedule of the pipeline stages (default: {PipelineOptions.schedule})")  # fmt: skip
     add("--micro-batches", type=whole(), metavar="N",
-        help=f"the most of a step with stages (default: {Pipelines.micro_batches})")  # fmt: skip
+        help="largest number of micro-batches per step on grids with stages (default: "
+        f"{Pipelines.micro_batches})")  # fmt: skip
     add("--overlap", action="store_true",
-        help="with the collectives of weights and gradients beside computation (default: one "
-        "after the other)")  # fmt: skip
+        help="overlap the collectives of weights and gradients with computation (default: wait for "
+        "each)")  # fmt: skip
     add("--machine", default="this", metavar="NAME|FILE.toml",
-        help="what the planner plans for (default: what bench links measured)")  # fmt: skip
+        help="machine that the planner plans for (default: this, as measured by bench "
+        "links)")  # fmt: skip
     add("--times", type=Path, metavar="FILE",
-        help="measure nothing: take the times of an earlier run, its --json")  # fmt: skip
-    add("--markdown", type=Path, metavar="FILE", help="write the tables there")
+        help="JSON file of an earlier run, whose times to use instead of measuring")  # fmt: skip
+    add("--markdown", type=Path, metavar="FILE", help="write the tables to a Markdown file")
     add_run_options(parser, rounds=5, plots=False)
     add("--worker", type=Path, help=argparse.SUPPRESS)  # folder of a launch
 

@@ -30,9 +30,9 @@ DTYPES = ("bf16", "fp16", "fp32")
 PLAN_FILE, RESULT_FILE = "plan.json", "result.json"
 
 DESCRIPTION = """\
-Measures this machine for the planner: bandwidth and latency of every shape that a group of ranks
-can have, products, memory, attention. All ranks do the same at once, as in training. The result is
-the machine that `axonn-ext plan --machine this` plans for."""
+Measures this machine for the planner: bandwidth and latency of every kind of group of ranks, matrix
+products, memory and attention. All ranks do the same at once, as in training. `axonn-ext plan
+--machine this` plans for the result."""
 EPILOG = """\
 examples:
   axonn-ext bench links --nproc 8
@@ -45,26 +45,30 @@ With emulated links, groups are measured for each axis."""
 def add_parser(benchmarks: argparse._SubParsersAction[Any]) -> None:
     """Adds the subcommand."""
     parser = benchmarks.add_parser(
-        "links", help="measure this machine for the planner", description=DESCRIPTION,
-        epilog=EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False,
+        "links", help="links, GEMMs and memory of this machine, measured for the planner",
+        description=DESCRIPTION, epilog=EPILOG, allow_abbrev=False,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip
     add = parser.add_argument
     add(
         "--nproc",
         type=whole(1, MOST_PROCESSES),
         metavar="N",
-        help="ranks (default: one for each GPU, or core)",
+        help="number of ranks to start (default: one per GPU, on CPUs one per core)",
     )
-    add("--device", choices=DEVICES, help="(default: cuda if there are any GPUs, else cpu)")
+    add("--device", choices=DEVICES,
+        help="device to measure (default: cuda if there is a GPU, else cpu)")  # fmt: skip
     add("--dtype", action="append", choices=DTYPES,
-        help="may be given several times (default: fp32; on cuda bf16 and fp32)")  # fmt: skip
+        help="dtype of products and attention; may be given several times (default: fp32; on cuda "
+        "bf16 and fp32)")  # fmt: skip
     add("--threads", type=whole(0, MOST_THREADS), default=1, metavar="N",
-        help="of each rank; 0: its share of the cores (default: %(default)s)")  # fmt: skip
+        help="CPU threads per rank; 0: its share of the cores (default: %(default)s)")  # fmt: skip
     add("--rounds", type=whole(), default=7, metavar="N",
-        help="times of each measurement (default: %(default)s)")  # fmt: skip
+        help="number of rounds, in each of which everything is timed (default: "
+        "%(default)s)")  # fmt: skip
     add("--out", type=Path, metavar="FILE.toml",
-        help="the machine file (default: machines/this.toml in AXONN_CACHE_DIR)")  # fmt: skip
-    add("--json", type=Path, metavar="FILE", help="every time that was measured")
+        help="machine file to write (default: machines/this.toml in AXONN_CACHE_DIR)")  # fmt: skip
+    add("--json", type=Path, metavar="FILE", help="write every measured time to a JSON file")
     add("--worker", type=Path, help=argparse.SUPPRESS)  # folder of a launch
     parser.set_defaults(run=run)
 

@@ -14,10 +14,10 @@ from axonn_ext.bench.train import command as train
 from axonn_ext.calibrate import command as links
 
 DESCRIPTION = """\
-Times the fused ops against compute alone, the collectives alone and the unfused pair, training
-against torch's own parallelisms, the loss and the optimizer against torch's, and the schedules of
-pipelines, in processes of its own or in those of torchrun. `axonn-ext bench BENCHMARK --help` tells
-more."""
+Times the fused ops against compute alone, the collectives alone and the unfused pair; training,
+the loss and the optimizer against torch's; and the schedules of pipelines. Starts its own
+processes, or runs in those of torchrun. Run `axonn-ext bench BENCHMARK --help` for the options of a
+benchmark."""
 
 EPILOG = """\
 examples:

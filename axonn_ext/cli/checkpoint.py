@@ -23,8 +23,8 @@ from axonn_ext.terminal.errors import TrainingError, UserError, refuse_extra
 MOST_FILES = 100_000
 MOST_SECONDS = 1e11  # since 1970, that a date is shown of
 DESCRIPTION = """\
-Works on the checkpoints of `axonn-ext train` and of axonn_ext.checkpoint.save. PATH is a
-checkpoint; where one is enough also a folder of checkpoints or of a run, whose latest is meant."""
+Works on checkpoints of `axonn-ext train` and axonn_ext.checkpoint.save. PATH is a checkpoint, or
+the folder of a run or of checkpoints, which stands for its latest one."""
 
 EPILOG = """\
 examples:
@@ -42,37 +42,46 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
         "checkpoint", description=DESCRIPTION, epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False,
     )  # fmt: skip
-    actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
+    actions = parser.add_subparsers(title="actions", dest="action", metavar="ACTION", required=True)
 
-    def add(name: str, text: str, function: Callable[[argparse.Namespace], int]) -> Any:
-        action = actions.add_parser(name, help=text, description=text, allow_abbrev=False)
-        action.add_argument("path", type=Path, metavar="PATH")
+    def add(
+        name: str, text: str, function: Callable[[argparse.Namespace], int],
+        path: str = "checkpoint, or the folder of a run or of checkpoints, whose latest is used",
+    ) -> Any:  # fmt: skip
+        description = f"{text[0].upper()}{text[1:]}."
+        action = actions.add_parser(name, help=text, description=description, allow_abbrev=False)
+        action.add_argument("path", type=Path, metavar="PATH", help=path)
         action.set_defaults(function=function)
         return action
 
-    add("list", "list the checkpoints of a run, or of a folder", _list)
-    inspect = add("inspect", "show what a checkpoint has, without reading its tensors", _inspect)
-    inspect.add_argument("--tensors", action="store_true", help="show each tensor, too")
-    add("verify", "read all of a checkpoint, and name the tensors that are damaged", _verify)
+    add("list", "list the checkpoints of a run or of a folder", _list,
+        "folder of a run or of checkpoints")  # fmt: skip
+    inspect = add("inspect", "show what a checkpoint holds, without reading its tensors", _inspect)
+    inspect.add_argument(
+        "--tensors", action="store_true", help="also list the dtype and shape of each tensor"
+    )
+    add("verify", "read a whole checkpoint and name its damaged tensors", _verify)
     export = add(
         "export",
-        "write the model for transformers: safetensors, config.json, the tokenizer",
+        "write the model for transformers: safetensors, config.json and the tokenizer",
         _export,
     )
-    export.add_argument("out", type=Path, metavar="OUT", help="a new folder")
+    export.add_argument("out", type=Path, metavar="OUT", help="new folder for the model")
     export.add_argument(
-        "--dtype", choices=("fp32", "bf16", "fp16"), default="fp32", help="(default: %(default)s)"
-    )
+        "--dtype", choices=("fp32", "bf16", "fp16"), default="fp32",
+        help="dtype of the exported weights (default: %(default)s)",
+    )  # fmt: skip
     export.add_argument(
         "--like", type=Path, metavar="FOLDER",
-        help="a copy of the model or tokenizer folder that the run started from, if the original "
+        help="copy of the model or tokenizer folder that the run started from, if the original "
         "has moved",
     )  # fmt: skip
-    rewrite = add("reshard", "write a checkpoint anew, in another number of files", _reshard)
-    rewrite.add_argument("out", type=Path, metavar="OUT", help="a new folder")
+    rewrite = add("reshard", "copy a checkpoint into another number of files", _reshard)
+    rewrite.add_argument("out", type=Path, metavar="OUT", help="new folder for the copy")
     rewrite.add_argument(
-        "--files", type=whole(1, MOST_FILES), default=1, metavar="N", help="(default: %(default)s)"
-    )
+        "--files", type=whole(1, MOST_FILES), default=1, metavar="N",
+        help="number of files for the tensors (default: %(default)s)",
+    )  # fmt: skip
     parser.set_defaults(run=run)
 
 

@@ -20,8 +20,9 @@ DEFAULT_TOLERANCE = 1e-3
 NUM_ROWS = 10
 
 DESCRIPTION = """\
-Compares the training loss of RUN to that of REFERENCE, step by step: a table, the largest relative
-difference, and RUN/compare.png. Exit status 1 if that difference is above the tolerance."""
+Compares the training losses of RUN and REFERENCE step by step. Prints a table and the largest
+relative difference, and draws RUN/compare.png. Exit status 1 if the difference is above the
+tolerance."""
 
 EPILOG = """\
 example:
@@ -36,10 +37,12 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False,
     )  # fmt: skip
     parser.add_argument("folder", type=Path, metavar="RUN", help="folder of a run")
-    parser.add_argument("reference", type=Path, metavar="REFERENCE", help="folder of another")
+    parser.add_argument(
+        "reference", type=Path, metavar="REFERENCE", help="folder of the run to compare with"
+    )
     parser.add_argument(
         "--tolerance", type=number(least=0), default=DEFAULT_TOLERANCE, metavar="R",
-        help="largest relative difference that is still equal (default: %(default)g)",
+        help="largest relative difference of losses that counts as equal (default: %(default)g)",
     )  # fmt: skip
     parser.set_defaults(run=run)
 

@@ -38,9 +38,9 @@ ROCM = (
 )
 
 DESCRIPTION = """\
-Tells what is installed, which GPUs there are, which algorithm each op uses here and why, and what
-is missing and how to get it. Starts no process group and needs no GPU. Exit status 0 if what is
-installed works, 1 if a part of it does not."""
+Reports what is installed, which GPUs there are, which algorithm each op uses here and why, what is
+missing, and how to get it. Starts no process group and needs no GPU. Exit status 0 if everything
+that is installed works, 1 if a part of it does not."""
 
 BUILD_WITH_CUDA = (
     "AXONN_CUDA=1 pip install -v --no-build-isolation . (docs/install.md: what it needs)"
@@ -71,7 +71,7 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
         "doctor", description=DESCRIPTION,
         formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False,
     )  # fmt: skip
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the findings to a file")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the report to a JSON file")
     parser.set_defaults(run=run)
 
 

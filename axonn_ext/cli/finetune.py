@@ -1,4 +1,4 @@
-"""`axonn-ext finetune`: trains a Hugging Face model on; `axonn-ext train` with other defaults."""
+"""`axonn-ext finetune`: fine-tunes a Hugging Face model; `axonn-ext train` with other defaults."""
 
 from __future__ import annotations
 
@@ -32,11 +32,14 @@ DEFAULTS = {
 }
 LORA_LR = "2e-4"
 DESCRIPTION = """\
-Trains a model of a Hugging Face folder further, on a grid of processes, and writes it for
-transformers. Each line of a .jsonl file is an example: {"prompt": ..., "completion": ...}, of which
-the completion is learned, {"messages": [...]}, a chat for the model's own template, of which the
-assistant's turns are learned, or {"text": ...}; any other file is one text. Examples are packed
-into sequences in which none sees another."""
+Fine-tunes a Hugging Face model on a grid of processes, fully or with LoRA, and writes the result
+for transformers or PEFT. Each line of a .jsonl file is an example:
+  {"prompt": ..., "completion": ...}    only the completion is learned
+  {"messages": [...]}                   a chat, in the model's template; only the assistant's turns
+                                        are learned
+  {"text": ...}                         all of it is learned
+Any other file is one text. Examples are packed into sequences, and no token attends to another
+example."""
 
 EPILOG = """\
 examples:
@@ -45,7 +48,7 @@ examples:
   torchrun --nproc-per-node 8 -m axonn_ext finetune --model my-model --data a.jsonl --grid z=8
   axonn-ext finetune --model my-model --data a.jsonl --train.dtype bf16 --parallel.recompute full
 
-Every key of `axonn-ext train --help` can be given as --TABLE.KEY VALUE. The run's folder gets
+Any key of `axonn-ext train --help` can be set with --TABLE.KEY VALUE. The run's folder gets
 metrics.jsonl, config.toml, loss.png, and the folder model, or with --lora the folder adapter.
 """
 
@@ -58,52 +61,67 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
         usage="axonn-ext finetune --model FOLDER --data FILE|FOLDER [OPTION ...]",
     )  # fmt: skip
     parser.add_argument(
-        "--model", required=True, metavar="FOLDER", help="config.json and safetensors"
-    )
+        "--model", required=True, metavar="FOLDER",
+        help="Hugging Face folder with config.json and safetensors files",
+    )  # fmt: skip
     parser.add_argument(
-        "--data", required=True, metavar="FILE|FOLDER", help=".jsonl of examples, or texts"
-    )
+        "--data", required=True, metavar="FILE|FOLDER",
+        help=".jsonl file of examples, text file, or folder of such files",
+    )  # fmt: skip
     parser.add_argument(
-        "--grid", default="x=1", metavar="SHAPE", help="x=2,y=2,z=1,data=1 (default: %(default)s)"
-    )
+        "--grid", default="x=1", metavar="SHAPE",
+        help="grid of processes, such as x=2,y=2,z=1,data=1, or auto, the planner's fastest grid "
+        "for --nproc N (default: %(default)s)",
+    )  # fmt: skip
     parser.add_argument(
         "--nproc", type=whole(1, MOST_PROCESSES), metavar="N",
-        help="processes to start on this machine (default: as many as the grid has)",
+        help="number of processes to start on this machine (default: the size of the grid)",
     )  # fmt: skip
     length = parser.add_mutually_exclusive_group()
     length.add_argument(
-        "--epochs", type=whole(), metavar="N", help="times that all examples are seen (default: 3)"
+        "--epochs",
+        type=whole(),
+        metavar="N",
+        help="number of passes over all examples (default: 3)",
     )
-    length.add_argument("--steps", type=whole(), metavar="N", help="of the optimizer, instead")
+    length.add_argument(
+        "--steps", type=whole(), metavar="N", help="number of optimizer steps, instead of --epochs"
+    )
     parser.add_argument(
         "--batch-size", type=whole(), metavar="N",
-        help=f"sequences of a step (default: {DEFAULTS['train.batch_size']})",
+        help=f"sequences per optimizer step, over all processes (default: "
+        f"{DEFAULTS['train.batch_size']})",
     )  # fmt: skip
     parser.add_argument(
         "--sequence-length", type=whole(2), metavar="N",
-        help=f"tokens (default: {USUAL_LENGTH}, or the most that the model takes)",
+        help=f"tokens per sequence (default: {USUAL_LENGTH}, or the model's limit if it is lower)",
     )  # fmt: skip
     parser.add_argument(
         "--lr", type=number(above=0), metavar="LR",
-        help=f"highest learning rate (default: {DEFAULTS['optim.lr']}, with --lora {LORA_LR})",
+        help=f"peak learning rate (default: {DEFAULTS['optim.lr']}, with --lora {LORA_LR})",
     )  # fmt: skip
     parser.add_argument(
-        "--lora", type=whole(), metavar="RANK", help="train low-rank adapters of this rank alone"
-    )
+        "--lora", type=whole(), metavar="RANK",
+        help="train only low-rank adapters of this rank (default: train all parameters)",
+    )  # fmt: skip
     parser.add_argument(
         "--lora-alpha", type=number(above=0), metavar="A",
-        help="the updates are multiplied by A / RANK (default: twice the rank)",
+        help="numerator of the LoRA scale A / RANK (default: twice the rank)",
     )  # fmt: skip
     parser.add_argument(
-        "--lora-targets", metavar="NAMES", help="such as q_proj,v_proj (default: all-linear)"
-    )
+        "--lora-targets", metavar="NAMES",
+        help="Linears that get adapters, such as q_proj,v_proj (default: all-linear)",
+    )  # fmt: skip
     parser.add_argument(
-        "--out", type=Path, metavar="FOLDER", help="of the run (default: runs/finetune-DATE-TIME)"
-    )
-    parser.add_argument("--overwrite", action="store_true", help="replace an earlier run there")
+        "--out", type=Path, metavar="FOLDER",
+        help="new or empty folder for the run (default: runs/finetune-DATE-TIME)",
+    )  # fmt: skip
+    parser.add_argument("--overwrite", action="store_true", help="replace an earlier run in --out")
     parser.add_argument(
-        "--resume", metavar="auto|PATH", help="go on from a checkpoint, as axonn-ext train does"
-    )
+        "--resume", metavar="auto|PATH",
+        help="continue from a checkpoint, on any grid: auto for the latest in --out, if there is "
+        "one, or the folder of a checkpoint or of a run",
+    )  # fmt: skip
     train.add_rank_order(parser)
     parser.set_defaults(run=run)
 

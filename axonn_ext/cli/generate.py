@@ -43,9 +43,9 @@ DTYPES = {
 }  # fmt: skip
 UNFINISHED = "\ufffd"  # stands for bytes that are not a whole character yet
 DESCRIPTION = """\
-Continues prompts with a model in a Hugging Face folder, on a grid of processes: x and y split the
-matrices, data and z the prompts (z also the weights, which are gathered for each token). One prompt
-is shown as it grows; several are shown one after the other when all are done."""
+Continues prompts with a Hugging Face model on a grid of processes: x and y split the matrices, data
+and z the prompts (z also splits the weights, which are gathered for each token). A single prompt is
+shown as it grows; several are printed one after the other when all are done."""
 
 EPILOG = """\
 examples:
@@ -65,32 +65,47 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False,
     )  # fmt: skip
     parser.add_argument(
-        "--model", required=True, metavar="FOLDER", help="config.json and safetensors"
-    )
-    parser.add_argument(
-        "--adapter", metavar="FOLDER", help="of PEFT's format, which is merged into the model"
-    )
-    parser.add_argument("--prompt", action="append", default=[], metavar="TEXT", help="repeatable")
-    parser.add_argument(
-        "--prompts", metavar="FILE",
-        help="a prompt per line; in .jsonl the field prompt of each line, or the chat in messages",
+        "--model", required=True, metavar="FOLDER",
+        help="Hugging Face folder with config.json and safetensors files",
     )  # fmt: skip
     parser.add_argument(
-        "--grid", default="x=1", metavar="SHAPE", help="x=2,y=2,z=1,data=1 (default: %(default)s)"
+        "--adapter", metavar="FOLDER", help="LoRA adapter in PEFT's format, merged into the model"
     )
     parser.add_argument(
-        "--max-new-tokens", type=whole(), default=64, metavar="N", help="(default: %(default)s)"
-    )
+        "--prompt", action="append", default=[], metavar="TEXT",
+        help="prompt to continue; may be given several times",
+    )  # fmt: skip
+    parser.add_argument(
+        "--prompts", metavar="FILE",
+        help="file with a prompt per line; in .jsonl files, the field prompt of each line, or the "
+        "chat in its field messages",
+    )  # fmt: skip
+    parser.add_argument(
+        "--grid", default="x=1", metavar="SHAPE",
+        help="grid of processes, such as x=2,y=2,z=1,data=1 (default: %(default)s)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--max-new-tokens", type=whole(), default=64, metavar="N",
+        help="largest number of tokens to generate per prompt (default: %(default)s)",
+    )  # fmt: skip
     for name, metavar in (("temperature", "T"), ("top_k", "K"), ("top_p", "P"), ("seed", "N")):
         default = getattr(Sampling, name)
         add_key(parser, Sampling, name, default=default, metavar=metavar)
     parser.add_argument(
         "--vocabulary", metavar="FILE",
-        help=f"bytes, or a file of the tokenizers library (default: the model's {TOKENIZER})",
+        help="vocabulary: bytes, or a JSON file of the tokenizers library (default: the model's "
+        f"{TOKENIZER})",
     )  # fmt: skip
-    parser.add_argument("--dtype", choices=tuple(DTYPES), default="auto", help="auto: the files'")
-    parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
-    parser.add_argument("--json", action="store_true", help="print a line of JSON for each prompt")
+    parser.add_argument(
+        "--dtype", choices=tuple(DTYPES), default="auto",
+        help="dtype of weights and activations; auto: that of the files, but fp32 for fp16 on CPUs "
+        "(default: %(default)s)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--device", choices=("auto", "cpu", "cuda"), default="auto",
+        help="device to run on; auto: cuda if there is a GPU, else cpu (default: %(default)s)",
+    )  # fmt: skip
+    parser.add_argument("--json", action="store_true", help="print one line of JSON per prompt")
     parser.set_defaults(run=run)
 
 

@@ -21,8 +21,8 @@ from axonn_ext.terminal.errors import UserError, refuse_extra
 from axonn_ext.terminal.files import check_writable, write_text
 
 DESCRIPTION = """\
-Writes a machine's file for axonn-ext plan: that of a known machine, with the bandwidths and
-latencies that nccl-tests (or rccl-tests) measured on yours. Needs no GPU."""
+Writes a machine file for axonn-ext plan: that of a known machine, with the bandwidths and latencies
+that nccl-tests (or rccl-tests) measured on yours. Needs no GPU."""
 
 EPILOG = """\
 examples:
@@ -32,8 +32,8 @@ examples:
       --out lab.toml
   axonn-ext plan --model llama3-8b --gpus 64 --machine lab.toml --global-batch 512
 
-The first log is of one group of all GPUs; the second of groups of every eighth GPU, all at once, as
-z and data have them where x has 8. Ranks must be numbered node by node."""
+The first log measures one group of all GPUs; the second, groups of every eighth GPU, all at once,
+as z and data form them if x is 8. Ranks must be numbered node by node."""
 
 
 def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
@@ -44,11 +44,12 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
     )  # fmt: skip
     add = parser.add_argument
     add("--base", required=True, metavar="NAME|FILE.toml",
-        help="the machine whose other numbers are taken over, as for axonn-ext plan")  # fmt: skip
+        help="machine that provides all other numbers: a known one or a file, as for axonn-ext "
+        "plan")  # fmt: skip
     add("--log", type=_log, action="append", required=True, metavar="KIND=FILE",
-        help=f"what nccl-tests printed, and of which collective: {', '.join(KINDS)}; may be given "
+        help=f"output of one nccl-tests run, and its collective: {', '.join(KINDS)}; may be given "
         "several times")  # fmt: skip
-    add("--out", type=Path, required=True, metavar="FILE.toml", help="the file that is written")
+    add("--out", type=Path, required=True, metavar="FILE.toml", help="machine file to write")
     parser.set_defaults(run=run)
 
 

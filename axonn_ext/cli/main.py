@@ -38,19 +38,19 @@ MOST_SHOWN = 600  # the most characters of a line of a message; names may have t
 # Each command is a module beside this one. It is imported only if it is asked for, since Torch
 # takes seconds to load, and `plan` does not need it.
 COMMANDS = {
-    "plan": "find the fastest grid for a model on a machine",
-    "machine": "turn logs of nccl-tests into a machine for plan",
-    "tokenize": "turn text into token files that training maps",
-    "train": "train a model",
-    "finetune": "train a Hugging Face model on, all of it or low-rank adapters",
+    "plan": "predict the fastest grid for a model on a machine",
+    "machine": "turn nccl-tests logs into a machine file for plan",
+    "tokenize": "encode text into token files for training",
+    "train": "train a GPT or Llama on a grid of processes",
+    "finetune": "fine-tune a Hugging Face model, fully or with LoRA",
     "compare": "compare the losses of two runs",
-    "generate": "continue a prompt with a Hugging Face model",
-    "memorize": "measure how much of its training text a model repeats",
-    "checkpoint": "list, check, export and rewrite checkpoints",
-    "bench": "time the ops",
-    "tune": "measure a model's matrix products",
-    "verify": "run the kernels for GPUs and keep which are right",
-    "doctor": "tell what is installed and what will be used",
+    "generate": "continue prompts with a Hugging Face model",
+    "memorize": "measure how much of its training text a model repeats word for word",
+    "checkpoint": "list, check, export and reshard checkpoints",
+    "bench": "time ops, training, pipelines and links",
+    "tune": "find the fastest kernels for a model's matrix products",
+    "verify": "check the GPU kernels on this machine and remember which are correct",
+    "doctor": "report what is installed, what will be used and what is missing",
 }
 
 DESCRIPTION = """\
@@ -72,7 +72,8 @@ examples:
   axonn-ext verify
   axonn-ext doctor
 
-`axonn-ext COMMAND --help` tells more. Exit status: 0 done, 1 failed, 2 a mistake in what was asked.
+Run `axonn-ext COMMAND --help` for the options of a command.
+Exit status: 0 done, 1 failed, 2 a mistake in the request.
 """
 
 

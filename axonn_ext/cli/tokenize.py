@@ -21,9 +21,9 @@ from axonn_ext.terminal.files import check_writable
 NUM_LINES = 10  # that show the progress where there is no terminal
 DESCRIPTION = """\
 Encodes text and writes PREFIX.bin (tokens), PREFIX.idx (where documents begin) and PREFIX.json
-(what they are), which `axonn-ext train --data.text PREFIX` reads from where they are, however large
-they are. The first two have the format of Megatron's indexed datasets. A text file is a document;
-each line of a .jsonl file has one. Any number of processes writes the same bytes."""
+(vocabulary and sizes). `axonn-ext train --data.text PREFIX` reads them in place, at any size. The
+first two have the format of Megatron's indexed datasets. Each text file, and each line of a .jsonl
+file, is one document. The output does not depend on the number of processes."""
 
 EPILOG = """\
 examples:
@@ -42,25 +42,31 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
     )  # fmt: skip
     parser.add_argument(
         "--text", required=True, metavar="FILE|FOLDER",
-        help="a folder is read recursively, in sorted order, without hidden files",
+        help="text to encode; a folder is read recursively, in sorted order, without hidden files",
     )  # fmt: skip
     parser.add_argument(
         "--field", default="text", metavar="NAME",
-        help="of a line of a .jsonl file, that has the document (default: %(default)s)",
+        help="field of each .jsonl line that holds the document (default: %(default)s)",
     )  # fmt: skip
     parser.add_argument(
         "--vocabulary", default="bytes", metavar="bytes|FILE.json",
-        help="bytes, or a JSON file of the tokenizers library (default: %(default)s)",
+        help="vocabulary: bytes, or a JSON file of the tokenizers library (default: %(default)s)",
     )  # fmt: skip
     parser.add_argument(
-        "--append-id", type=whole(0), metavar="ID", help="a token to end each document with"
-    )
+        "--append-id", type=whole(0), metavar="ID",
+        help="id of a token to append to each document (default: none)",
+    )  # fmt: skip
     parser.add_argument(
         "--workers", type=whole(1, MOST_PROCESSES), metavar="N",
-        help="processes (default: one for each core that this one may use)",
+        help="number of processes (default: one per core that this process may use)",
     )  # fmt: skip
-    parser.add_argument("--out", type=Path, required=True, metavar="PREFIX")
-    parser.add_argument("--overwrite", action="store_true", help="replace token files of that name")
+    parser.add_argument(
+        "--out", type=Path, required=True, metavar="PREFIX",
+        help="path of the token files without .bin, .idx and .json",
+    )  # fmt: skip
+    parser.add_argument(
+        "--overwrite", action="store_true", help="replace existing token files at PREFIX"
+    )
     parser.set_defaults(run=run)
 
 

@@ -33,18 +33,18 @@ from axonn_ext.train.worker import run_worker
 from axonn_ext.watchdog.summary import SIGNAL, reason_for_failure, summaries
 
 DESCRIPTION = """\
-Trains a GPT-2 or Llama style model on a grid of processes, and leaves metrics.jsonl, config.toml
-and loss.png in the folder of the run."""
+Trains a GPT-2 or Llama style model on a grid of processes. The run's folder gets metrics.jsonl,
+config.toml, loss.png and, if asked for, checkpoints."""
 
 EPILOG = """\
 examples:
-  axonn-ext train --config examples/demo.toml --grid x=2,y=2      starts 4 processes itself
+  axonn-ext train --config examples/demo.toml --grid x=2,y=2      starts 4 processes
   torchrun --nproc-per-node 8 -m axonn_ext train --config examples/demo.toml --grid 2x2x2
   axonn-ext train --nproc 8 --config examples/demo.toml --grid auto
   axonn-ext train --model.hidden_size 384 --optim.lr=3e-4 --data.text ~/books --out runs/books
   axonn-ext train --config examples/demo.toml --train.steps 50 --print-config > my.toml
 
-Every key of the configuration can be given as --TABLE.KEY VALUE. The keys and their defaults:
+Any key of the configuration can be set with --TABLE.KEY VALUE. The keys and their defaults:
 
 """
 
@@ -56,40 +56,43 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False,
         usage="axonn-ext train [--config FILE] [--grid SHAPE] [OPTION ...] [--TABLE.KEY VALUE ...]",
     )  # fmt: skip
-    parser.add_argument("--config", type=Path, metavar="FILE", help="a TOML file")
+    parser.add_argument(
+        "--config", type=Path, metavar="FILE",
+        help="TOML file with the configuration; keys that it leaves out have the defaults below",
+    )  # fmt: skip
     parser.add_argument(
         "--grid", metavar="SHAPE",
-        help="x=2,y=2,z=1,data=1 (what is left out is 1), 2x2x1, or auto: what the planner finds "
-        "fastest for the number of processes",
+        help="grid of processes: x=2,y=2,z=1,data=1,pipe=1 (axes left out have size 1), 2x2x1 for "
+        "x, y and z, or auto, the planner's fastest for --nproc N (default: the configuration's)",
     )  # fmt: skip
     parser.add_argument(
         "--machine", metavar="NAME|FILE.toml",
-        help="that --grid auto plans for (default: this, what axonn-ext bench links has measured "
-        "here, else one like it)",
+        help="machine that --grid auto plans for (default: this one as measured by axonn-ext bench "
+        "links, otherwise a similar known one)",
     )  # fmt: skip
     parser.add_argument(
         "--nproc", type=whole(1, MOST_PROCESSES), metavar="N",
-        help="processes to start on this machine (default: as many as the grid has)",
+        help="number of processes to start on this machine (default: the size of the grid)",
     )  # fmt: skip
     parser.add_argument(
-        "--out", type=Path, metavar="FOLDER", help="of the run (default: runs/CONFIG-DATE-TIME)"
-    )
-    parser.add_argument(
-        "--overwrite", action="store_true", help="replace an earlier run in that folder"
-    )
+        "--out", type=Path, metavar="FOLDER",
+        help="new or empty folder for the run (default: runs/CONFIG-DATE-TIME)",
+    )  # fmt: skip
+    parser.add_argument("--overwrite", action="store_true", help="replace an earlier run in --out")
     parser.add_argument(
         "--resume", metavar="auto|PATH",
-        help="go on from a checkpoint, on whatever grid: auto, the newest in --out, if there is "
-        "one; or a checkpoint's folder, or that of a run (the key checkpoint.resume)",
+        help="continue from a checkpoint, on any grid: auto for the latest in --out, if there is "
+        "one, or the folder of a checkpoint or of a run; sets checkpoint.resume",
     )  # fmt: skip
     add_rank_order(parser)
     parser.add_argument(
         "--profile", action="store_true",
-        help="write profile.json, a Chrome trace of a few steps: compute, and each axis",
+        help="write profile.json, a Chrome trace of three steps: computation and collectives",
     )  # fmt: skip
     parser.add_argument(
-        "--print-config", action="store_true", help="print the whole configuration as TOML and stop"
-    )
+        "--print-config", action="store_true",
+        help="print the resulting configuration as TOML, with the meaning of each key, and exit",
+    )  # fmt: skip
     parser.set_defaults(run=run)
 
 
@@ -97,8 +100,8 @@ def add_rank_order(parser: argparse.ArgumentParser) -> None:
     """Adds --rank-order."""
     parser.add_argument(
         "--rank-order", metavar="natural|FILE",
-        help="order of hosts in rank order, so that neighbours are near: natural (gpu1, gpu2, "
-        "gpu10), or a file with a line HOST or HOST SWITCH/DOMAIN for each (default: as launched)",
+        help="order of the hosts, so that neighbouring ranks are close: natural (gpu1, gpu2, "
+        "gpu10), or a file with a line HOST or HOST SWITCH/DOMAIN per host (default: as launched)",
     )  # fmt: skip
 
 

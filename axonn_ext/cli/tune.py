@@ -43,13 +43,13 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 REMARKS = {"measured": "", "disk": "kept", "small": "too small to ask"}
 
 DESCRIPTION = """\
-Measures the matrix products of a model's Linears, or of Linears of given sizes, as one rank of the
-grid computes them (forward, dgrad, wgrad), in every way that exists, and keeps the fastest in
-AXONN_CACHE_DIR. Then the winner and "direct", the library's call, are timed once more, in turns,
-to show what was won. Jobs on this machine with equal sizes, dtype and threads use the winners
-wherever algorithm "auto" multiplies whole matrices: on GPUs, and on CPUs of several hosts (ranks of
-one host have "fused", whose products are its own). One process; what is kept already is not
-measured again."""
+Times the matrix products of a model's Linears, or of Linears of given sizes, as one rank of the
+grid computes them (forward, dgrad, wgrad), with every available kernel, and keeps the fastest in
+AXONN_CACHE_DIR. Each winner is then timed again, in turns with "direct", the library's call, to
+show the gain. Jobs on this machine with the same sizes, dtype and threads use the winners wherever
+algorithm "auto" multiplies whole matrices: on GPUs, and on CPUs of several hosts (ranks of one host
+use "fused", which has its own products). Runs in one process; products that are already kept are
+not measured again."""
 
 EPILOG = f"""\
 shapes:
@@ -57,7 +57,7 @@ shapes:
   llama-70b, gpt3    layers of Llama 2 70B (4096 tokens) and GPT-3 175B (2048 tokens)
   published          {len(PUBLISHED_LAYERS)} MLPs of models from 7B to 405B, up and down, each with
                      M = {", ".join(map(str, PUBLISHED_ROWS))};
-                     published:64,1024 has those M alone. The largest product needs some 8 GB in
+                     published:64,1024 has only these M. The largest product needs about 8 GB in
                      bf16; all take minutes on a GPU, and hours on a CPU
 
 examples:
@@ -93,30 +93,32 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument(
         "--model", metavar="NAME|FILE.toml",
-        help=f"{', '.join(PRESETS)}, or a file as axonn-ext train takes it",
+        help=f"model to tune for: {', '.join(PRESETS)}, or a TOML file of axonn-ext train",
     )  # fmt: skip
     what.add_argument(
-        "--shapes", nargs="+", metavar="SHAPE", help="Linears of these sizes; see below"
+        "--shapes", nargs="+", metavar="SHAPE", help="sizes of Linears to tune for; see below"
     )
     add("--grid", metavar="SHAPE",
-        help="x=2,y=2,z=1 (left out: 1) or 2x2x1 (default: the file's, or 1x1x1)")  # fmt: skip
+        help="grid of the job: x=2,y=2,z=1 (axes left out have size 1) or 2x2x1 (default: the "
+        "file's, or 1x1x1)")  # fmt: skip
     add("--batch", type=whole(), metavar="N",
-        help="sequences of a micro-batch over the whole grid (default: the file's, or one for each "
-        "rank of data, z and y)")  # fmt: skip
-    add("--device", choices=("cpu", "cuda"), help="(default: cuda if there is a GPU)")
+        help="sequences per micro-batch, over the whole grid (default: the file's, or one per rank "
+        "of data, z and y)")  # fmt: skip
+    add("--device", choices=("cpu", "cuda"),
+        help="device to measure on (default: cuda if there is a GPU, else cpu)")  # fmt: skip
     add("--dtype", choices=tuple(DTYPES),
-        help="(default: the file's, or bf16 on cuda, else fp32)")  # fmt: skip
+        help="dtype of the products (default: the file's, or bf16 on cuda, else fp32)")  # fmt: skip
     add(
         "--threads",
         type=whole(1, MOST_THREADS),
         metavar="N",
-        help="of the job's ranks (default: torch's)",
+        help="CPU threads of each rank of the job (default: torch's)",
     )
     add(
         "--json",
         type=Path,
         metavar="FILE",
-        help="write machine and rows to a JSON file, after each product",
+        help="write machine and rows to a JSON file, updated after each product",
     )
     parser.set_defaults(run=run)
 

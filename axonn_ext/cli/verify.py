@@ -31,12 +31,13 @@ NO_GPU = (
 )
 
 DESCRIPTION = """\
-Runs the fused ops and the kernels that compete for matrix products on the GPUs of this machine,
-on random data beside float64 references, each group of cases in processes of its own, in under 3
-minutes. What is right is kept in AXONN_CACHE_DIR, for GPUs of this model and the installed driver,
-torch, NCCL, triton and axonn_ext: algorithm "auto" then measures "fused" and "fused_sm90", too.
-What is wrong is kept as well, and not used. A run that is cut short keeps the kernels that it has
-checked as a whole. Exit status: 0 nothing failed, 1 something did, 2 there is no GPU."""
+Checks the fused ops and the alternative kernels for matrix products on the GPUs of this machine, on
+random data, against float64 references. This takes about 3 minutes, longer where Triton compiles
+kernels. AXONN_CACHE_DIR keeps which kernels are correct, for this GPU model and the installed
+driver, torch, NCCL, triton and axonn_ext: algorithm "auto" then also measures "fused" and
+"fused_sm90". It also keeps which are wrong; these are not used. A run that is cut short keeps the
+kernels that it has checked completely. Exit status: 0 nothing failed, 1 something failed, 2 there
+is no GPU."""
 
 EPILOG = """\
 examples:
@@ -55,12 +56,13 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
     )  # fmt: skip
     parser.add_argument(
         "--only", metavar="PATTERN[,...]",
-        help="run only the groups whose names begin with one of these, separated by commas without "
-        "a space (default: all groups)",
+        help="beginnings of the names of the groups to run, separated by commas without spaces "
+        "(default: all groups)",
     )  # fmt: skip
     parser.add_argument(
-        "--json", type=Path, metavar="FILE", help="write what was found to a file, after each group"
-    )
+        "--json", type=Path, metavar="FILE",
+        help="write the results to a JSON file, updated after each group",
+    )  # fmt: skip
     # The process that started this one, and with which it ends.
     parser.add_argument("--parent", type=int, help=argparse.SUPPRESS)
     parser.set_defaults(run=run)

@@ -21,11 +21,12 @@ class Sampling:
     As in Hugging Face's generate, top_k comes before top_p. Raises ValueError for other values.
     """
 
-    temperature: float = key(0.0, "divides the logits; 0: the most likely token", minimum=0)
-    top_k: int = key(0, "only the K most likely tokens; 0: all", minimum=0)
+    temperature: float = key(0.0, "divisor of the logits; 0: take the most likely token", minimum=0)
+    top_k: int = key(0, "number of most likely tokens to sample from; 0: all", minimum=0)
     top_p: float = key(
-        1.0, "only the most likely tokens that add up to probability P; 1: all", above=0, maximum=1
-    )
+        1.0, "total probability of the most likely tokens to sample from; 1: all",
+        above=0, maximum=1,
+    )  # fmt: skip
     # Numbers also depend on the sequence and on the number of the token.
     seed: int = key(0, "random seed for the choices", minimum=0, maximum=2**64 - 1)
 

@@ -2,7 +2,7 @@
 
 A frozen dataclass declares them as fields and checks them itself:
 
-    layout: str = key("sharded", "sharded rows, or AxoNN's own replicated ones", choices=LAYOUTS)
+    layout: str = key("sharded", "layout of activations", choices=LAYOUTS)
 
     def __post_init__(self) -> None:
         check(self)

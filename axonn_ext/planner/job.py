@@ -28,8 +28,8 @@ class Options(ParallelConfig):
     """
 
     overlap: Overlap | None = field(default_factory=Overlap)
-    micro_batches: int = key(1, "parts in which a step is computed", minimum=1)
-    dtype: str = key("bf16", "dtype of parameters and activations", choices=tuple(WIDTHS))
+    micro_batches: int = key(1, "micro-batches per step (gradient accumulation)", minimum=1)
+    dtype: str = key("bf16", "dtype of weights and activations", choices=tuple(WIDTHS))
     optimizer: OptimizerOptions = field(default_factory=OptimizerOptions)
     pipeline: PipelineOptions = field(default_factory=PipelineOptions)
 

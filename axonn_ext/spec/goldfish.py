@@ -18,11 +18,12 @@ class Goldfish:
     Source: Hans et al., arXiv:2406.10209, section 3.1; docs/memorization.md has the hash.
     """
 
-    k: int = key(4, "about one target in k is left out", minimum=2)
-    h: int = key(13, "tokens whose hash decides about a target", minimum=1)
+    k: int = key(4, "Goldfish loss leaves out about one target in this many", minimum=2)
+    h: int = key(13, "number of tokens whose hash decides if a target is left out", minimum=1)
     window: str = key(
-        "before", "whether these tokens end before the target or with it", choices=WINDOWS
-    )
+        "before", "whether the hashed tokens end just before the target, or with it (target)",
+        choices=WINDOWS,
+    )  # fmt: skip
 
     def __post_init__(self) -> None:
         check(self, "goldfish.")

@@ -23,11 +23,11 @@ class GridShape:
     size that is not a whole number >= 1.
     """
 
-    x: int = key(1, "splits output features of layers; has the fastest links", minimum=1)
-    y: int = key(1, "splits input features of layers", minimum=1)
-    z: int = key(1, "splits weights and the batch, like FSDP", minimum=1)
-    data: int = key(1, "splits the batch; weights are copied", minimum=1)
-    pipe: int = key(1, "stages of a pipeline, which split the blocks", minimum=1)
+    x: int = key(1, "ranks that split output features; they have the fastest links", minimum=1)
+    y: int = key(1, "ranks that split input features", minimum=1)
+    z: int = key(1, "ranks that split weights and the batch, as in FSDP", minimum=1)
+    data: int = key(1, "replicas of the weights, which split the batch", minimum=1)
+    pipe: int = key(1, "pipeline stages, which split the blocks", minimum=1)
 
     def __post_init__(self) -> None:
         check(self, "grid axis ")

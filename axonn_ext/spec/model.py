@@ -52,23 +52,25 @@ class RopeScaling:
 class ModelSizes:
     """The keys of a model; None stands for what the family or other sizes decide."""
 
-    vocab_size: int = field(metadata=about("tokens of the vocabulary", int, minimum=1))
+    vocab_size: int = field(metadata=about("number of tokens in the vocabulary", int, minimum=1))
     hidden_size: int = field(metadata=about("features of the residual stream", int, minimum=1))
-    num_layers: int = field(metadata=about("transformer blocks", int, minimum=1))
-    num_heads: int = field(metadata=about("attention heads", int, minimum=1))
-    sequence_length: int = field(metadata=about("tokens of a sequence", int, minimum=1))
-    family: str = key("gpt2", " or ".join(FAMILIES), choices=FAMILIES)
+    num_layers: int = field(metadata=about("number of transformer blocks", int, minimum=1))
+    num_heads: int = field(metadata=about("number of attention heads", int, minimum=1))
+    sequence_length: int = field(metadata=about("tokens per sequence", int, minimum=1))
+    family: str = key("gpt2", f"architecture: {', '.join(FAMILIES)}", choices=FAMILIES)
     num_kv_heads: int | None = key(
-        None, "key-value heads (grouped queries); 0: num_heads", minimum=1
+        None, "number of key-value heads (grouped-query attention); 0: num_heads", minimum=1
     )
     intermediate_size: int | None = key(
-        None, "features inside the MLP; 0: the family's usual", minimum=1
+        None, "features inside the MLP; 0: the family's default", minimum=1
     )
-    tie_embeddings: bool = key(True, "the embedding table is the output layer's weight, too")
+    tie_embeddings: bool = key(True, "the output layer uses the embedding table as its weight")
     rope_theta: float = key(10000.0, "base of the rotary frequencies", above=0)
-    norm_eps: float = key(1e-5, "added to the variance in norms", above=0)
+    norm_eps: float = key(1e-5, "epsilon that norms add to the variance", above=0)
     init_std: float = key(0.02, "standard deviation of initial weights", above=0)
-    head_size: int | None = key(None, "features of a head; 0: hidden_size / num_heads", minimum=1)
+    head_size: int | None = key(
+        None, "features per attention head; 0: hidden_size / num_heads", minimum=1
+    )
 
 
 @dataclass(frozen=True)

@@ -21,14 +21,15 @@ class OptimizerOptions:
     """
 
     zero: int = key(
-        0, "ZeRO stage: 1 shards AdamW's state over the data axis, 2 also gradients",
+        0, "ZeRO stage; 1 shards AdamW's state over the data axis, 2 also gradients",
         expected="0, 1 or 2", accepts=ZERO_STAGES.__contains__,
     )  # fmt: skip
     offload: str = key(
-        "none", "keep moments and masters in the host's memory (cpu), or in files", choices=OFFLOADS
-    )
+        "none", "place of AdamW's state: none (the device), cpu (host memory) or disk",
+        choices=OFFLOADS,
+    )  # fmt: skip
     bucket_elements: int = key(
-        BUCKET_ELEMENTS, "elements that zero exchanges and offload updates together", minimum=1
+        BUCKET_ELEMENTS, "elements that ZeRO exchanges, or offload updates, at a time", minimum=1
     )
 
     def __post_init__(self) -> None:

@@ -27,15 +27,25 @@ class ParallelConfig:
     without "sharded".
     """
 
-    layout: str = key("sharded", "sharded rows, or AxoNN's own replicated ones", choices=LAYOUTS)
-    heads_over_y: bool = key(False, "y splits heads, not sequences, in attention (sharded)")
-    save_gathered: bool = key(False, "keep gathered inputs for backward: more memory")
-    reshard_after_forward: bool = key(True, "gather weights over z again in backward")
+    layout: str = key(
+        "sharded", "layout of activations: sharded (rows), or replicated as in AxoNN",
+        choices=LAYOUTS,
+    )  # fmt: skip
+    heads_over_y: bool = key(
+        False, "split attention heads over y instead of sequences; only for layout sharded"
+    )
+    save_gathered: bool = key(False, "keep gathered inputs for backward; takes more memory")
+    reshard_after_forward: bool = key(
+        True, "free gathered weights after forward; backward gathers them again over z"
+    )
     recompute: str = key(
-        "none", "none, attention, every:K (one of K blocks), every:N/K or full",
+        "none", "activations to recompute: none, attention, every:K (one of K blocks), every:N/K, "
+        "full",
         expected=EXPECTED, accepts=is_policy,
     )  # fmt: skip
-    algorithm: str = key("auto", "how the fused ops run", choices=ALGORITHMS)
+    algorithm: str = key(
+        "auto", f"algorithm of the fused ops: {', '.join(ALGORITHMS)}", choices=ALGORITHMS
+    )
 
     def __post_init__(self) -> None:
         check(self)
@@ -60,21 +70,24 @@ class Overlap:
     "c10d".
     """
 
-    prefetch: int = key(1, "weights gathered ahead of use, in the last step's order", minimum=0)
+    prefetch: int = key(
+        1, "number of weights to gather ahead of use, in the order of the last step", minimum=0
+    )
     gathered_bytes: int = key(
-        1 << 30, "bytes of gathered weights held at a time; more only if those in use take more",
+        1 << 30, "most bytes of gathered weights to hold, unless those in use take more",
         minimum=0,
     )  # fmt: skip
     deferred: int = key(
-        2, "weight gradients under way over z; 0: each is waited for at once", minimum=0
-    )
-    bucket_bytes: int = key(BUCKET_BYTES, "bytes of gradients in one collective", minimum=1)
+        2, "most weight gradients being reduced over z at a time; 0: wait for each at once",
+        minimum=0,
+    )  # fmt: skip
+    bucket_bytes: int = key(BUCKET_BYTES, "bytes of gradients per collective", minimum=1)
     communicators: str = key(
-        "auto", "on GPUs: own NCCL communicators; c10d: the grid's; auto: own if all can",
+        "auto", "on GPUs: own (NCCL communicators), c10d (the grid's), or auto (own if all can)",
         choices=COMMUNICATORS,
     )  # fmt: skip
     max_ctas: int = key(
-        0, "on GPUs: most SMs of a collective, on own communicators; 0: NCCL chooses", minimum=0
+        0, "on GPUs: most SMs per collective on own communicators; 0: NCCL chooses", minimum=0
     )
 
     def __post_init__(self) -> None:

@@ -23,20 +23,26 @@ class PipelineOptions:
     """
 
     schedule: str = key(
-        "message_driven", "which task a stage runs when; docs/pipeline.md", choices=SCHEDULES
-    )
-    chunks: int = key(1, "virtual stages on each rank (interleaved)", minimum=1)
+        "message_driven", f"order of the tasks of a stage: {', '.join(SCHEDULES)}",
+        choices=SCHEDULES,
+    )  # fmt: skip
+    chunks: int = key(1, "virtual stages per rank; for interleaved", minimum=1)
     # With 1, which is what 1F1B holds, running tasks as messages arrive gains next to nothing.
     in_flight: int = key(
-        2, "micro-batches a stage may hold, times the stages left (message_driven)", minimum=1
+        2, "limit of in_flight * (pipe - stage) micro-batches per stage; for message_driven",
+        minimum=1,
+    )  # fmt: skip
+    defer_weights: bool = key(
+        True, "compute weight gradients in idle time, not in backward; for message_driven"
     )
-    defer_weights: bool = key(True, "weight gradients fill idle time (message_driven)")
     deferred_bytes: int = key(
-        0, "bytes these gradients may hold; 0: those of 2 x pipe micro-batches", minimum=0
-    )
+        0, "most bytes held for deferred weight gradients; 0: those of 2 x pipe micro-batches",
+        minimum=0,
+    )  # fmt: skip
     transport: str = key(
-        "auto", "transport of messages; auto: shared memory inside a host", choices=TRANSPORTS
-    )
+        "auto", "transport of messages: c10d, or auto (shared memory within a host, else c10d)",
+        choices=TRANSPORTS,
+    )  # fmt: skip
 
     def __post_init__(self) -> None:
         check(self)

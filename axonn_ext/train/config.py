@@ -33,15 +33,19 @@ class ModelTable(ModelSizes):
     """The model, which the text's vocabulary completes."""
 
     implementation: str = key(
-        "axonn", "axonn, or plain torch.nn modules in one process", choices=("axonn", "plain")
-    )
-    vocab_size: int = key(0, "0: what data.vocabulary needs, rounded up to 128", minimum=0)
+        "axonn", "modules of the model: axonn, or plain (torch.nn, in one process)",
+        choices=("axonn", "plain"),
+    )  # fmt: skip
+    vocab_size: int = key(
+        0, "number of tokens; 0: what data.vocabulary needs, rounded up to a multiple of 128",
+        minimum=0,
+    )  # fmt: skip
     hidden_size: int = _usual("hidden_size")
     num_layers: int = _usual("num_layers")
     num_heads: int = _usual("num_heads")
     sequence_length: int = _usual("sequence_length")
     pretrained: str = key(
-        "", "a Hugging Face folder to begin with, which decides all other keys but sequence_length"
+        "", "Hugging Face folder to start from; it sets the keys of the model but sequence_length"
     )
 
 
@@ -49,25 +53,32 @@ class ModelTable(ModelSizes):
 class DataTable:
     """The text."""
 
-    text: str = key("", "file, folder or token files; empty: the sources of the Python that runs")
-    mixture: str = key("", "several of these with weights, instead of text: PATH=0.7,PATH=0.3")
+    text: str = key(
+        "", "file, folder or token files to train on; empty: the sources of the running Python"
+    )
+    mixture: str = key("", "several texts with weights, instead of data.text: PATH=0.7,PATH=0.3")
     order: str = key(
-        "windows", "random windows; or, once an epoch, all documents, or all examples, packed",
+        "windows", "windows (at random), or all documents or examples (packed) in every epoch",
         choices=("windows", "documents", EXAMPLES),
     )  # fmt: skip
     vocabulary: str = key(
-        "", "bytes, or a file of the tokenizers library; empty: that of model.pretrained, or bytes"
+        "", "bytes, or a file of the tokenizers library; empty: model.pretrained's, or bytes"
     )
-    max_bytes: int = key(0, "of text; read no more; 0: all (8 MB of Python's sources)", minimum=0)
-    epochs: int = key(0, "most epochs, with order examples; 0: no limit", minimum=0)
-    held_out: float = key(0.05, "fraction at the end, for evaluation only", minimum=0, maximum=0.9)
+    max_bytes: int = key(
+        0, "most bytes to read of each text; 0: all of it (8 MB of Python's sources)", minimum=0
+    )
+    epochs: int = key(
+        0, "most epochs that train.steps may read, with order examples; 0: no limit", minimum=0
+    )
+    held_out: float = key(
+        0.05, "fraction at the end of the data, for evaluation only", minimum=0, maximum=0.9
+    )
     on_unusable: str = key(
-        "skip",
-        "order examples: one has nothing to learn, or no room for it: skip it, or end the run",
+        "skip", "skip examples with nothing to learn or too long a prompt, or stop the run",
         choices=("skip", "stop"),
-    )
+    )  # fmt: skip
     date: str = key(
-        "", "YYYY-MM-DD, which chat templates are told; empty: the day on which the run first began"
+        "", "date that chat templates see, YYYY-MM-DD; empty: the day the run first started"
     )
 
 
@@ -75,10 +86,12 @@ class DataTable:
 class LoraTable:
     """Low-rank adapters, which train alone."""
 
-    rank: int = key(0, "of the updates; 0: none, all parameters train", minimum=0)
-    alpha: float = key(16.0, "the updates are multiplied by alpha / rank", above=0)
-    targets: str = key("all-linear", "or names of Linears, such as q_proj,v_proj")
-    start: str = key("", "a folder in PEFT's format to begin with, which also decides alpha")
+    rank: int = key(0, "rank of the adapters; 0: no adapters, all parameters train", minimum=0)
+    alpha: float = key(16.0, "numerator of the LoRA scale alpha / rank", above=0)
+    targets: str = key(
+        "all-linear", "Linears that get adapters: all-linear, or names such as q_proj,v_proj"
+    )
+    start: str = key("", "folder of a PEFT adapter to start from, which also sets alpha")
 
 
 @dataclass(frozen=True)
@@ -86,7 +99,7 @@ class GoldfishTable(Goldfish):
     """Goldfish loss: targets that are never learned, so that no text is repeated word for word."""
 
     k: int = key(
-        0, "about one target in k is left out; 0: none",
+        0, "Goldfish loss leaves out about one target in this many; 0: plain loss",
         expected="0 or a whole number >= 2", accepts=lambda k: k == 0 or k >= 2,
     )  # fmt: skip
 
@@ -95,81 +108,100 @@ class GoldfishTable(Goldfish):
 class OptimTable(OptimizerOptions):
     """AdamW; warm-up, then cosine."""
 
-    lr: float = key(1e-3, "highest learning rate", above=0)
-    final_lr_fraction: float = key(0.1, "of lr, at the end of the cosine", minimum=0, maximum=1)
-    warmup_steps: int = key(20, "steps of linear warm-up", minimum=0)
-    weight_decay: float = key(0.1, "on matrices only", minimum=0)
-    beta1: float = key(0.9, "decay of the first moment", minimum=0, maximum=0.9999)
-    beta2: float = key(0.95, "decay of the second moment", minimum=0, maximum=0.999999)
-    eps: float = key(1e-8, "added to the root of the second moment", above=0)
-    clip_norm: float = key(1.0, "largest global gradient norm; 0: no clipping", minimum=0)
-    offload_folder: str = key("", "for offload disk; empty: that of temporary files")
+    lr: float = key(1e-3, "peak learning rate", above=0)
+    final_lr_fraction: float = key(
+        0.1, "learning rate at the end of the cosine, as a fraction of lr", minimum=0, maximum=1
+    )
+    warmup_steps: int = key(20, "number of steps of linear warm-up", minimum=0)
+    weight_decay: float = key(0.1, "weight decay, for matrices only", minimum=0)
+    beta1: float = key(0.9, "decay rate of the first moment", minimum=0, maximum=0.9999)
+    beta2: float = key(0.95, "decay rate of the second moment", minimum=0, maximum=0.999999)
+    eps: float = key(1e-8, "epsilon added to the root of the second moment", above=0)
+    clip_norm: float = key(
+        1.0, "largest global norm of gradients, which are clipped to it; 0: no clipping", minimum=0
+    )
+    offload_folder: str = key("", "folder for offload = disk; empty: the system's temporary folder")
 
 
 @dataclass(frozen=True)
 class TrainTable:
     """The run."""
 
-    steps: int = key(200, "optimizer steps", minimum=1)
-    batch_size: int = key(16, "sequences of a step, over all processes", minimum=1)
-    micro_batches: int = key(1, "parts a step is computed in (gradient accumulation)", minimum=1)
+    steps: int = key(200, "number of optimizer steps", minimum=1)
+    batch_size: int = key(16, "sequences per step, over all processes", minimum=1)
+    micro_batches: int = key(1, "micro-batches per step (gradient accumulation)", minimum=1)
     dtype: str = key(
-        "fp32", "fp32; or bf16 or fp16, with fp32 master weights", choices=("fp32", "bf16", "fp16")
-    )
+        "fp32", "dtype of weights and activations: fp32, or bf16 or fp16 with fp32 master weights",
+        choices=("fp32", "bf16", "fp16"),
+    )  # fmt: skip
     device: str = key(
-        "auto", "cpu, cuda, or auto: cuda where there are GPUs", choices=("auto", "cpu", "cuda")
-    )
+        "auto", "device to train on: cpu, cuda, or auto (cuda if there are GPUs)",
+        choices=("auto", "cpu", "cuda"),
+    )  # fmt: skip
     verify: str = key(
-        "off", "auto: begin with axonn-ext verify on machines without its results; off: do not",
+        "off", "auto: first run axonn-ext verify on machines without its results; off: do not",
         choices=("off", "auto"),
     )  # fmt: skip
     on_nonfinite: str = key(
-        "stop", "a loss or gradient is not finite: end the run, or skip the step",
+        "stop", "stop the run at a loss or gradient that is not finite, or skip the step",
         choices=("stop", "skip"),
     )  # fmt: skip
     initial_loss_scale: float = key(
-        2.0**16, "of fp16: multiplies the loss; halved if gradients overflow", above=0
+        2.0**16, "first loss scale, for fp16; halved when gradients overflow", above=0
     )
-    min_loss_scale: float = key(2.0**10, "an overflow at this scale is an error", above=0)
-    max_loss_scale: float = key(2.0**24, "the loss scale rises no further", above=0)
+    min_loss_scale: float = key(
+        2.0**10, "lowest loss scale; on_nonfinite says what an overflow at it does", above=0
+    )
+    max_loss_scale: float = key(2.0**24, "highest loss scale", above=0)
     loss_scale_window: int = key(
-        200, "steps in a row without overflow, after which the loss scale is doubled", minimum=1
+        200, "steps in a row without overflow that double the loss scale", minimum=1
     )
     machine: str = key(
-        "", "the planner's machine, or its file, of whose peak the run prints its %; empty: none"
+        "", "machine for % of peak: a name or file of the planner; empty: not reported"
     )
-    seed: int = key(0, "of the weights and of the order of the text", minimum=0, maximum=MAX_SEED)
-    eval_interval: int = key(50, "steps from one evaluation to the next; 0: none", minimum=0)
-    eval_batches: int = key(4, "micro-batches of one evaluation", minimum=1)
-    threads: int = key(0, "threads of a process; 0: the host's cores shared out", minimum=0,
-                       maximum=MOST_THREADS)  # fmt: skip
+    seed: int = key(
+        0, "random seed for the weights and the order of the text", minimum=0, maximum=MAX_SEED
+    )
+    eval_interval: int = key(50, "steps between evaluations; 0: no evaluation", minimum=0)
+    eval_batches: int = key(4, "micro-batches per evaluation", minimum=1)
+    threads: int = key(
+        0, "CPU threads per process; 0: its share of the host's cores", minimum=0,
+        maximum=MOST_THREADS,
+    )  # fmt: skip
 
 
 @dataclass(frozen=True)
 class OverlapTable(Overlap):
     """Collectives of weights (z) and gradients (z, data) that run beside computation."""
 
-    mode: str = key("off", "on; off: the ops issue all collectives", choices=("off", "on"))
+    mode: str = key(
+        "off", "on: gather weights ahead, and sum gradients behind backward; off: do neither",
+        choices=("off", "on"),
+    )  # fmt: skip
 
 
 @dataclass(frozen=True)
 class PipelineTable(PipelineOptions):
     """How the stages of grid.pipe take turns with the micro-batches of a step."""
 
-    blocks: str = key("", "of each stage, such as 5,6,6,5; empty: balanced by operations")
+    blocks: str = key(
+        "", "number of blocks of each stage, such as 5,6,6,5; empty: balanced by operations"
+    )
 
 
 @dataclass(frozen=True)
 class CheckpointTable:
     """What a run saves of itself, in the folder checkpoints of its own."""
 
-    interval: int = key(0, "steps from one checkpoint to the next; 0: none", minimum=0)
-    keep_last: int = key(2, "the newest that are kept", minimum=1)
+    interval: int = key(0, "steps between checkpoints; 0: no checkpoints", minimum=0)
+    keep_last: int = key(2, "number of latest checkpoints to keep", minimum=1)
     keep_every: int = key(
         0, "also keep checkpoints at multiples of this many steps; 0: none", minimum=0
     )
-    background: bool = key(True, "write behind the next steps")
-    resume: str = key("", "auto: the newest of this run; or a checkpoint, or a run's folder")
+    background: bool = key(True, "write checkpoints while the next steps run")
+    resume: str = key(
+        "", "checkpoint to continue from: auto (the latest of this run), or a path to one or a run"
+    )
 
 
 @dataclass(frozen=True)

@@ -25,27 +25,27 @@ from axonn_ext.terminal.grids import check_processes, parse_grid
 from axonn_ext.terminal.rows import RowsFile
 
 DESCRIPTION = """\
-Times a step of a pipeline with each of its schedules, and with those of
-torch.distributed.pipelining, in turns, with and without random delays of messages.
+Times a step of a pipeline with each of our schedules and of torch.distributed.pipelining's, in
+turns, with and without random delays of messages.
 
-The stages are emulated: a layer multiplies a small matrix and then sleeps for as long as --stage-ms
-says, so that all stages run beside each other however few cores there are. The messages, the
-threads, the orders and the decisions are real, and every schedule must first compute the gradients
-that one process computes, or it gets no time. What is shown is what the schedules cost and gain; it
-is not the speed of a model.
+The stages are emulated: a layer multiplies a small matrix and then sleeps until the time of
+--stage-ms is over, so all stages run at the same time even on few cores. Messages, threads, orders
+and decisions are real, and every schedule must first compute the same gradients as one process, or
+it gets no time. The result is what the schedules cost and gain, not the speed of a model.
 
-A delay is the mean of random (exponentially distributed) seconds by which every message arrives
-late, as a share of a micro-batch's time on a stage; in a round, all schedules get the same random
-numbers. Torch's messages cannot be made late, so torch is timed without delays only."""
+Every message arrives late by a random time, exponentially distributed. --delay is its mean, as a
+share of a micro-batch's time on a stage; in a round, all schedules get the same random numbers.
+Torch's messages cannot be delayed, so torch is timed without delays only."""
 
 EPILOG = """\
 schedules (--case):
-  1f1b, gpipe, zero_bubble     in a fixed order; zero_bubble computes weight gradients later
-  interleaved                  with two chunks on each stage
-  message_driven               what has arrived, with up to 2 x 1f1b's micro-batches in flight, and
-                               weight gradients when no message is there
+  1f1b, gpipe, zero_bubble     a fixed order; zero_bubble computes weight gradients later
+  interleaved                  1f1b with two chunks on each rank
+  message_driven               whatever has arrived, with up to twice 1f1b's micro-batches in
+                               flight, and weight gradients when no message has arrived
   message_driven-c10d          the same, with all messages over c10d, as between hosts
-  message_driven-4             message_driven; weight gradients wait of 4 micro-batches at most
+  message_driven-4             message_driven, with the weight gradients of at most 4 micro-batches
+                               waiting
   message_driven-1-4           the same, with as many in flight as 1f1b
   message_driven-whole         message_driven, with weight gradients in backward
   message_driven-1-whole       the same, with as many in flight as 1f1b
@@ -63,21 +63,24 @@ examples:
 def add_parser(benchmarks: argparse._SubParsersAction[Any]) -> None:
     """Adds the subcommand."""
     parser = new_parser(
-        benchmarks, "pipeline", summary="schedules of a pipeline, on emulated stages",
+        benchmarks, "pipeline", summary="pipeline schedules on emulated stages, also torch's",
         description=DESCRIPTION, epilog=EPILOG, run=run,
     )  # fmt: skip
     add = parser.add_argument
     add("--grid", default="pipe=4", metavar="SHAPE",
-        help="with at least 2 stages along pipe (default: %(default)s)")  # fmt: skip
-    add("--micro-batches", type=whole(), default=16, metavar="N", help="(default: %(default)s)")
+        help="grid of ranks, with at least 2 stages along pipe (default: %(default)s)")  # fmt: skip
+    add("--micro-batches", type=whole(), default=16, metavar="N",
+        help="number of micro-batches per step (default: %(default)s)")  # fmt: skip
     add("--stage-ms", default="20", metavar="F,B,W",
-        help="milliseconds of a stage for a micro-batch: forward, input gradient and weight "
-        "gradients, or one number for each of them (default: %(default)s)")  # fmt: skip
+        help="milliseconds per micro-batch on a stage, for forward, input gradient and weight "
+        "gradients, or one number that holds for each of them (default: %(default)s)")  # fmt: skip
     add("--delay", type=number(least=0, most=100), nargs="+", default=[0.0, 0.2], metavar="SHARE",
-        help="mean delays (default: 0 0.2)")  # fmt: skip
+        help="mean delays of messages, as shares of a micro-batch's time on a stage (default: 0 "
+        "0.2)")  # fmt: skip
     add("--case", nargs="+", choices=tuple(CASES), metavar="NAME",
-        help="(default: all that can run; 1f1b is always there)")  # fmt: skip
-    add("--seed", type=whole(0), default=0, metavar="N", help="of the delays")
+        help="schedules to time, in addition to 1f1b (default: all that can run)")  # fmt: skip
+    add("--seed", type=whole(0), default=0, metavar="N",
+        help="random seed for the delays (default: %(default)s)")  # fmt: skip
     add_run_options(parser, rounds=10)
     add("--worker", type=Path, help=argparse.SUPPRESS)  # folder of a launch
 

@@ -17,6 +17,7 @@ from axonn_ext.cli.plan.request import AUTO, make_request
 from axonn_ext.inputs.errors import InputError
 from axonn_ext.planner.estimate import Estimate
 from axonn_ext.planner.job import WIDTHS
+from axonn_ext.planner.machines.machine import machine_names
 from axonn_ext.planner.search.axes import AxisRules
 from axonn_ext.planner.search.fastest import Plan, plan
 from axonn_ext.planner.search.peers import PEERS
@@ -25,6 +26,7 @@ from axonn_ext.planner.search.sensitivity import variants
 from axonn_ext.spec.optimizer import OFFLOADS, ZERO_STAGES
 from axonn_ext.spec.parallel import LAYOUTS, Overlap
 from axonn_ext.spec.pipeline import SCHEDULES
+from axonn_ext.spec.presets import PRESETS
 from axonn_ext.spec.recompute import EXPECTED, is_policy
 from axonn_ext.terminal.arguments import add_key, number, whole
 from axonn_ext.terminal.console import Console
@@ -33,7 +35,7 @@ from axonn_ext.terminal.errors import UserError, refuse_extra
 DESCRIPTION = """\
 Predicts which grid, layout, micro-batches, recomputation and overlap train a model fastest on a
 number of GPUs, how long a step takes, what it waits for, and what each GPU holds. Needs no GPU.
-docs/planner.md explains all options; docs/planner_fit.md tells how far predictions were off."""
+docs/planner.md explains options and output; docs/planner_fit.md, how far off predictions were."""
 
 EPILOG = """\
 examples:
@@ -42,7 +44,7 @@ examples:
       --explain 1 --timeline step.json
   axonn-ext plan --model gpt2-small --gpus 8 --machine this --global-batch 32 --dtype fp32 \\
       --write-config fastest.toml
-a grid of your own beside the best one, and what others would choose:
+your own grid next to the best one, and what other frameworks would choose:
   axonn-ext plan --model gpt-80b --gpus 1024 --machine perlmutter --global-batch 2048 \\
       --grid x=8,y=1,data=2..16
   axonn-ext plan --model gpt-80b --gpus 1024 --machine perlmutter --global-batch 2048 --like all
@@ -51,7 +53,7 @@ many jobs at once:
       --sweep weak=512..32768 --plot weak.png
   axonn-ext plan --machine frontier --global-batch 8192 --csv series.csv \\
       --series 512:gpt-5b,1024:gpt-10b,2048:gpt-20b
-published studies beside what the planner says of them:
+published studies next to the planner's predictions:
   axonn-ext plan --study axonn-2024 --plot series.png
 """
 
@@ -61,35 +63,40 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
     parser = commands.add_parser(
         "plan", description=DESCRIPTION, epilog=EPILOG, allow_abbrev=False,
         formatter_class=argparse.RawDescriptionHelpFormatter,
+        usage="axonn-ext plan --model NAME --machine NAME --gpus N --global-batch N [OPTION ...]",
     )  # fmt: skip
     add = parser.add_argument
-    add("--study", metavar="NAME|list|all",
-        help="instead of all else: a published study beside what the planner says of it, all of "
-        "them, or their names")  # fmt: skip
     add("--model", metavar="NAME|FILE.toml|FOLDER",
-        help="a known one, the trainer's TOML, or a folder with Hugging Face's "
-        "config.json")  # fmt: skip
+        help=f"model to train: {', '.join(PRESETS)}, a TOML file of axonn-ext train, or a Hugging "
+        "Face folder")  # fmt: skip
     add("--machine", metavar="NAME|FILE.toml",
-        help="a known one, a file, or this: what axonn-ext bench links measured "
-        "here")  # fmt: skip
+        help=f"machine to plan for: {', '.join(machine_names())}, a machine file, or this, as "
+        "measured here by axonn-ext bench links")  # fmt: skip
     add("--set", action="append", default=[], metavar="KEY=VALUE",
-        help="another value in the machine's file, such as levels.node.bytes_per_s=2e11; may be "
-        "given several times")  # fmt: skip
-    add("--gpus", type=whole(0), metavar="N", help="ranks of the job")
+        help="replacement for a value of the machine file, such as levels.node.bytes_per_s=2e11; "
+        "may be given several times")  # fmt: skip
+    add("--gpus", type=whole(0), metavar="N",
+        help="number of GPUs, one rank each; 0: say how many are enough")  # fmt: skip
     batch = parser.add_mutually_exclusive_group()
     either = batch.add_argument
     either("--global-batch", type=whole(), metavar="N",
-           help="sequences of an optimizer step, over all GPUs")  # fmt: skip
-    either("--global-batch-tokens", type=whole(), metavar="N", help="the same, in tokens")
-    add("--seq", type=whole(), metavar="S", help="tokens of a sequence (default: the model's)")
-    add("--dtype", choices=tuple(WIDTHS), default="bf16", help="(default: %(default)s)")
+           help="sequences per optimizer step, over all GPUs")  # fmt: skip
+    either("--global-batch-tokens", type=whole(), metavar="N",
+           help="tokens per optimizer step, over all GPUs: a multiple of the sequence "
+           "length")  # fmt: skip
+    add("--seq", type=whole(), metavar="S", help="tokens per sequence (default: the model's)")
+    add("--dtype", choices=tuple(WIDTHS), default="bf16",
+        help="dtype of weights and activations (default: %(default)s)")  # fmt: skip
     add("--tokens", type=number(above=0), default=1e12, metavar="T",
-        help="budget of the training, for days, GPU-hours, cost and energy "
+        help="tokens of the whole training, for its days, GPU-hours, cost and energy "
         "(default: 1e12)")  # fmt: skip
     add("--price", type=number(above=0), metavar="P",
-        help="of a GPU for an hour, for the column of cost")  # fmt: skip
-    _add_many(parser.add_argument_group("many jobs, each with its best configuration"))
-    _add_fixed(parser.add_argument_group("fix what would be searched"))
+        help="price of one GPU hour; adds a cost column")  # fmt: skip
+    add("--study", metavar="NAME|list|all",
+        help="published study to compare with the planner's predictions, instead of planning a "
+        "job; list: show the names; all: compare all of them")  # fmt: skip
+    _add_many(parser.add_argument_group("several jobs, each with its best configuration"))
+    _add_fixed(parser.add_argument_group("limits of the search"))
     _add_outputs(parser.add_argument_group("output"))
     parser.set_defaults(run=run, defaults=vars(parser.parse_args([])))
 
@@ -100,53 +107,59 @@ def _add_many(group: argparse._ArgumentGroup) -> None:
     )
     either = group.add_mutually_exclusive_group().add_argument
     either("--sweep", type=sweep.parse_sweep, metavar="NAME=A..B|NAME=A,B,...",
-           help=f"A, 2 A, 4 A, ... B, or the given numbers, of one of these: {kinds}")  # fmt: skip
+           help="quantity that differs between the jobs, and its values: A, 2 A, 4 A, ... B, or "
+           f"those given. {kinds}")  # fmt: skip
     either("--series", type=sweep.parse_series, metavar="GPUS:MODEL,...",
-           help="a model for each number of GPUs, with one batch")  # fmt: skip
+           help="pairs of a number of GPUs and a model, all with the same batch")  # fmt: skip
 
 
 def _add_fixed(group: argparse._ArgumentGroup) -> None:
     add = group.add_argument
     add("--grid", type=_axes, default=AxisRules(), metavar="AXIS=SIZE,...",
-        help="sizes of axes: 8, 2..16, !8 (any but 8), node (groups inside a node) or * (any, as "
-        "if the axis was not named). The best of these grids is shown beside the best of "
+        help="allowed sizes of axes: 8, 2..16, !8 (any but 8), node (groups inside a node) or * "
+        "(any, as without a condition). The best of these grids is shown next to the best of "
         "all")  # fmt: skip
     add_key(group, Request, "max_pipe", flag="--pipe", dest="pipe", default=1, metavar="N")
-    add("--schedule", choices=SCHEDULES, help="of a pipeline")
-    add("--layout", choices=LAYOUTS)
-    add("--micro-batches", type=whole(), metavar="N", help="parts that a step is computed in")
+    add("--schedule", choices=SCHEDULES,
+        help="schedule of the pipeline stages of --pipe (default: the fastest)")  # fmt: skip
+    add("--layout", choices=LAYOUTS, help="layout of activations (default: the faster)")
+    add("--micro-batches", type=whole(), metavar="N",
+        help="number of micro-batches per step (default: the fastest)")  # fmt: skip
     add("--recompute", type=_policy, metavar="POLICY",
-        help="none, attention, every:K (one of K blocks), every:N/K or full")  # fmt: skip
+        help="activations to recompute in backward: none, attention, every:K (one of K blocks), "
+        "every:N/K or full (default: the fastest)")  # fmt: skip
     add("--overlap", type=_overlap, metavar="on|off|KEY=N,...",
-        help="on: with it, its numbers are searched; or these, out of prefetch, gathered_bytes, "
-        "deferred and bucket_bytes")  # fmt: skip
+        help="overlap of collectives with computation: on (its numbers are searched), off, or some "
+        "of prefetch, gathered_bytes, deferred and bucket_bytes (default: the "
+        "fastest)")  # fmt: skip
     add("--zero", choices=(*map(str, ZERO_STAGES), AUTO),
-        help="what ranks of data divide: nothing, AdamW's state, gradients too; auto: the faster "
-        "of 0 and 1 (default: the model's file, or 0)")  # fmt: skip
+        help="ZeRO stage; 1 shards AdamW's state over the data axis, 2 also gradients; auto: the "
+        "faster of 0 and 1 (default: the model's file, or 0)")  # fmt: skip
     add("--offload", choices=(*OFFLOADS, AUTO),
-        help="where AdamW's state is; auto: the faster of none and cpu (default: the model's file, "
-        "or none)")  # fmt: skip
+        help="place of AdamW's state: none (the GPU), cpu (host memory) or disk; auto: the faster "
+        "of none and cpu (default: the model's file, or none)")  # fmt: skip
     add_key(group, Request, "memory_fraction", default=Request.memory_fraction, metavar="F")
 
 
 def _add_outputs(group: argparse._ArgumentGroup) -> None:
     add = group.add_argument
     add("--like", type=like.parse_like, metavar="NAME,...",
-        help=f"show what others would choose, too: {', '.join(PEERS)} or all")  # fmt: skip
+        help=f"frameworks whose best choice is shown, too: {', '.join(PEERS)} or all")  # fmt: skip
     add("--sensitivity", action="store_true",
-        help="show what changes if links are 20 %% slower or faster than the machine's file "
-        "says")  # fmt: skip
+        help="show what changes if links are 20 %% slower or faster than in the machine "
+        "file")  # fmt: skip
     add_key(group, Request, "top", default=Request.top, metavar="N")
     add("--explain", type=whole(), metavar="N",
-        help="itemise memory, time and volumes of the N-th fastest grid")  # fmt: skip
-    add("--json", type=Path, metavar="FILE", help="write what is shown, and more digits")
-    add("--csv", type=Path, metavar="FILE", help="write the same as a table")
-    add("--plot", type=Path, metavar="FILE", help="draw it: .png, .svg or .pdf")
+        help="itemize memory, time and volumes of the N-th fastest grid")  # fmt: skip
+    add("--json", type=Path, metavar="FILE",
+        help="write the results to a JSON file, with more digits")  # fmt: skip
+    add("--csv", type=Path, metavar="FILE", help="write the results to a CSV file")
+    add("--plot", type=Path, metavar="FILE", help="draw the results to a .png, .svg or .pdf file")
     add("--timeline", type=Path, metavar="FILE.json",
-        help="write the fastest's simulated step as a Chrome trace, and FILE.png "
-        "beside it")  # fmt: skip
+        help="write the simulated step of the fastest configuration as a Chrome trace, and draw it "
+        "in FILE.png")  # fmt: skip
     add("--write-config", type=Path, metavar="FILE.toml",
-        help="write the fastest as a configuration of axonn-ext train")  # fmt: skip
+        help="write the fastest configuration as a TOML file for axonn-ext train")  # fmt: skip
 
 
 def _policy(text: str) -> str:

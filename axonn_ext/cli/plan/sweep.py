@@ -25,11 +25,11 @@ from axonn_ext.terminal.files import writing
 SERIES = "series"
 # What changes from one job of a sweep to the next, and the options that must then be left out.
 SWEEPS = {
-    "gpus": ("the number of GPUs, with one batch", ("gpus",)),
-    "weak": ("the number of GPUs and, with it, the batch, which is given for the first", ("gpus",)),
-    "seq": ("the tokens of a sequence", ("seq",)),
-    "batch": ("the sequences of a step", ("global_batch", "global_batch_tokens")),
-    SERIES: ("the number of GPUs and the model, with one batch", ("gpus", "model")),
+    "gpus": ("number of GPUs, with the same batch", ("gpus",)),
+    "weak": ("number of GPUs, with a batch in proportion (given for the first)", ("gpus",)),
+    "seq": ("tokens per sequence", ("seq",)),
+    "batch": ("sequences per optimizer step", ("global_batch", "global_batch_tokens")),
+    SERIES: ("number of GPUs and the model, with the same batch", ("gpus", "model")),
 }
 
 

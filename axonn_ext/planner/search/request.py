@@ -47,16 +47,16 @@ class Request:
 
     model: ModelConfig
     model_name: str
-    num_ranks: int = field(metadata=about("ranks of the job", int, minimum=1, maximum=MOST_RANKS))
+    num_ranks: int = field(metadata=about("number of ranks", int, minimum=1, maximum=MOST_RANKS))
     machine: Machine
     batch_size: int = field(
-        metadata=about("sequences of an optimizer step", int, minimum=1, maximum=_MOST_SEQUENCES)
+        metadata=about("sequences per optimizer step", int, minimum=1, maximum=_MOST_SEQUENCES)
     )
     dtype: str = "bf16"
     layouts: tuple[str, ...] = LAYOUTS
     fixed: Mapping[str, object] = field(default_factory=dict)
     micro_batches: tuple[int, ...] | None = None
-    top: int = key(10, "number of configurations, each the best of its grid", minimum=1)
+    top: int = key(10, "number of grids to show, each with its best configuration", minimum=1)
     # Less than 1, since predictions are not exact.
     memory_fraction: float = key(
         0.95, "share of a rank's usable memory to plan for", above=0, maximum=1
@@ -64,7 +64,7 @@ class Request:
     simulate: int = key(
         100, "number of configurations to simulate, the best by closed forms", minimum=1
     )
-    max_pipe: int = key(1, "most pipeline stages that are tried", minimum=1)
+    max_pipe: int = key(1, "largest number of pipeline stages to try", minimum=1)
     pipelines: tuple[PipelineOptions, ...] = PIPELINES
     optimizers: tuple[OptimizerOptions, ...] = (OptimizerOptions(),)
     axes: AxisRules = field(default_factory=AxisRules)
