@@ -8,6 +8,13 @@ from torch.distributed import ProcessGroup
 
 from axonn_ext.ops._arguments import check_tensor
 
+__all__ = [
+    "all_gather_matmul",
+    "matmul_all_gather_rhs",
+    "matmul_all_reduce",
+    "matmul_reduce_scatter",
+]
+
 
 def all_gather_matmul(
     a_shard: Tensor,

@@ -1,9 +1,10 @@
-"""Checks the four matmul ops between real ranks against a float64 reference of all ranks."""
+"""Checks the matmul ops between real ranks against a float64 reference of all ranks."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -13,16 +14,56 @@ from torch import Tensor
 from axonn_ext import ops
 from axonn_ext.verify.accuracy import relative_error
 
-# The ops, each with the dimension that is gathered or scattered.
-OPS = (
-    ("all_gather_matmul", 0),
-    ("all_gather_matmul", 1),
-    ("matmul_all_gather_rhs", 0),
-    ("matmul_all_gather_rhs", 1),
-    ("matmul_reduce_scatter", 0),
-    ("matmul_reduce_scatter", 1),
-    ("matmul_all_reduce", 0),
-)
+Shape = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Matmul:
+    """What an op computes, without its help. M, K and N are sizes of the whole product.
+
+    option   the argument that is the dimension, if there is one
+    divided  of M, K and N, the one that the ranks divide between them, by dimension
+    shapes   a rank's a and b, from M, K, N, the dimension and the number of ranks
+    results  every rank's result, from every rank's a and b and the dimension
+    is_one   whether the result is one tensor that every rank holds, so that it has one gradient
+    """
+
+    option: str | None
+    divided: str
+    shapes: Callable[[int, int, int, int, int], tuple[Shape, Shape]]
+    results: Callable[[Sequence[Tensor], Sequence[Tensor], int], list[Tensor]]
+    is_one: bool = False
+
+
+def _total(a: Sequence[Tensor], b: Sequence[Tensor]) -> Tensor:
+    return torch.stack([x @ y for x, y in zip(a, b, strict=True)]).sum(0)
+
+
+MATMULS: Mapping[str, Matmul] = {
+    "all_gather_matmul": Matmul(
+        "gather_dim", "MK",
+        lambda m, k, n, dim, w: ((m, k // w) if dim else (m // w, k), (k, n)),
+        lambda a, b, dim: [torch.cat([*a], dim) @ mine for mine in b],
+    ),
+    "matmul_all_gather_rhs": Matmul(
+        "gather_dim", "KN",
+        lambda m, k, n, dim, w: ((m, k), (k, n // w) if dim else (k // w, n)),
+        lambda a, b, dim: [mine @ torch.cat([*b], dim) for mine in a],
+    ),
+    "matmul_reduce_scatter": Matmul(
+        "scatter_dim", "MN",
+        lambda m, k, n, dim, w: ((m, k), (k, n)),
+        lambda a, b, dim: list(_total(a, b).chunk(len(a), dim)),
+    ),
+    "matmul_all_reduce": Matmul(
+        None, "",
+        lambda m, k, n, dim, w: ((m, k), (k, n)),
+        lambda a, b, dim: [_total(a, b)] * len(a),
+        is_one=True,
+    ),
+}  # fmt: skip
+# Each op with the dimensions that it can gather or scatter.
+OPS = tuple((op, dim) for op, what in MATMULS.items() for dim in range(len(what.divided) or 1))
 LAYOUTS = {"NN": (False, False), "NT": (False, True), "TN": (True, False)}
 
 
@@ -38,34 +79,24 @@ class Case:
     """One op on this rank, and its float64 reference, which computes the results of all ranks."""
 
     def __init__(self, op: str, dim: int, m: int, k: int, n: int) -> None:
-        self.op, self.dim = op, dim
+        self.op, self.dim, self.what = op, dim, MATMULS[op]
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
-        w = self.size
-        if op == "all_gather_matmul":
-            self.a, self.b = (m, k), (k * (w if dim == 1 else 1), n)
-        elif op == "matmul_all_gather_rhs":
-            self.a, self.b = (m, k * (w if dim == 0 else 1)), (k, n)
-        else:  # the number of ranks must divide the product's scattered dimension
-            self.a, self.b = (m * w, k), (k, n * w)
+        gathers = self.what.option == "gather_dim"
+        multiples = self.what.divided[dim] if gathers else "MN"  # ranks share out a sum either way
+        m, k, n = (
+            size * (self.size if letter in multiples else 1)
+            for letter, size in zip("MKN", (m, k, n), strict=True)
+        )
+        self.a, self.b = self.what.shapes(m, k, n, dim, self.size)
 
     def run(self, function: Callable[..., Tensor], a: Tensor, b: Tensor) -> Tensor:
-        world = dist.group.WORLD
-        if self.op == "matmul_all_reduce":
-            return function(a, b, world)
-        key = "scatter_dim" if self.op == "matmul_reduce_scatter" else "gather_dim"
-        return function(a, b, world, **{key: self.dim})
+        options = {} if self.what.option is None else {self.what.option: self.dim}
+        return function(a, b, dist.group.WORLD, **options)
 
     def reference(self, leaves: Sequence[tuple[Tensor, ...]]) -> list[Tensor]:
         """Returns every rank's result, from every rank's operands."""
-        a, b = [leaf[0] for leaf in leaves], [leaf[1] for leaf in leaves]
-        if self.op == "all_gather_matmul":
-            return [torch.cat(a, self.dim) @ mine for mine in b]
-        if self.op == "matmul_all_gather_rhs":
-            return [mine @ torch.cat(b, self.dim) for mine in a]
-        total = torch.stack([x @ y for x, y in zip(a, b, strict=True)]).sum(0)
-        if self.op == "matmul_all_reduce":
-            return [total] * self.size
-        return list(total.chunk(self.size, self.dim))
+        a, b = zip(*leaves, strict=True)
+        return self.what.results(a, b, self.dim)
 
 
 def limit_of(dtype: torch.dtype, terms: int, size: int) -> float:
@@ -114,10 +145,10 @@ def op_failures(
             draw(*w.shape, dtype=torch.float64, rank=100 + r).detach().cuda()
             for r, w in enumerate(want)
         ]
-        if op == "matmul_all_reduce":  # the result is one tensor on all ranks, with one gradient
+        if case.what.is_one:
             dys = [dys[0]] + [torch.zeros_like(d) for d in dys[1:]]
         torch.autograd.backward(want, dys)
-        own_dy = dys[0 if op == "matmul_all_reduce" else rank]
+        own_dy = dys[0 if case.what.is_one else rank]
         for dtype in dtypes:
             for layout, transposed in LAYOUTS.items():
                 a, b = (

@@ -54,10 +54,10 @@ def check_op(op: str, dim: int, algorithm: str) -> list[str]:
                 dys = [
                     draw(*w.shape, dtype=torch.float64, rank=100 + r) for r, w in enumerate(want)
                 ]
-                if op == "matmul_all_reduce":  # one tensor, held by all: one gradient
+                if case.what.is_one:
                     dys = [dys[0]] + [torch.zeros_like(d) for d in dys[1:]]
                 torch.autograd.backward(want, [d.detach() for d in dys])
-                own_dy = dys[0 if op == "matmul_all_reduce" else rank]
+                own_dy = dys[0 if case.what.is_one else rank]
                 y.backward(own_dy.detach().to(dtype))
                 errors = {
                     "y": relative_error(y, want[rank]),

@@ -20,12 +20,13 @@ from torch import Tensor
 
 import axonn_ext
 from axonn_ext import Grid
+from axonn_ext.verify import ranks
+from matmul_facts import LOW_PRECISION, MATMULS, in_order
 
 WORLD = 4
 NUM_CASES = 50
 NUM_CALLS = 10_000
 WARM_UP_CALLS = 4 * NUM_CASES
-LOW_PRECISION = (torch.bfloat16, torch.float16)
 DTYPES = (torch.float32, torch.float32, torch.float64, *LOW_PRECISION)
 ops = torch.ops.axonn
 
@@ -48,66 +49,6 @@ class Case:
 # --- Fixed-order references, from the inputs of all ranks -----------------------------------------
 
 
-def in_order(addends: list[Tensor]) -> Tensor:
-    """The sum in rank order, accumulated in fp32 (fp64 for fp64)."""
-    wide = torch.float64 if addends[0].dtype == torch.float64 else torch.float32
-    total = addends[0].to(wide)
-    for addend in addends[1:]:
-        total = total + addend.to(wide)
-    return total.to(addends[0].dtype)
-
-
-def sum_of_products(lefts: list[Tensor], rights: list[Tensor], gathered: int) -> Tensor:
-    """sum_i lefts[i] @ rights[i] as the ops make it where the inner dimension comes in parts.
-
-    gathered: elements of the whole factor that is gathered. The parts are joined for bfloat16 and
-    float16, and where copying them costs less than adding to the product once more for each.
-    """
-    product = lefts[0].shape[0] * rights[0].shape[1]
-    if lefts[0].dtype in LOW_PRECISION or 2 * gathered // WORLD < 2 * product:
-        return torch.cat(lefts, 1) @ torch.cat(rights, 0)
-    total = lefts[0] @ rights[0]
-    for left, right in zip(lefts[1:], rights[1:], strict=True):
-        total.addmm_(left, right)
-    return total
-
-
-def all_gather_matmul(inputs: list[tuple[Tensor, ...]], rank: int, dim: int) -> Tensor:
-    shards, b = [a for a, _ in inputs], inputs[rank][1]
-    if dim == 0:
-        if 2 * shards[0].numel() < b.numel():  # copying a part costs less than packing b once more
-            return torch.cat(shards) @ b
-        return torch.cat([shard @ b for shard in shards])
-    return sum_of_products(shards, list(b.chunk(WORLD, 0)), WORLD * shards[0].numel())
-
-
-def matmul_all_gather_rhs(inputs: list[tuple[Tensor, ...]], rank: int, dim: int) -> Tensor:
-    a, shards = inputs[rank][0], [b for _, b in inputs]
-    if dim == 1:
-        if 2 * shards[0].numel() < a.numel():
-            return a @ torch.cat(shards, 1)
-        return torch.cat([a @ shard for shard in shards], 1)
-    return sum_of_products(list(a.chunk(WORLD, 1)), shards, WORLD * shards[0].numel())
-
-
-def rows_of_product(a: Tensor, b: Tensor) -> list[Tensor]:
-    """Every rank's rows of a @ b, multiplied one by one if they are many, as tensor_split cuts."""
-    if a.shape[0] < WORLD * 512:
-        return list((a @ b).tensor_split(WORLD))
-    return [rows @ b for rows in a.tensor_split(WORLD)]
-
-
-def matmul_reduce_scatter(inputs: list[tuple[Tensor, ...]], rank: int, dim: int) -> Tensor:
-    if dim == 0:
-        return in_order([rows_of_product(a, b)[rank] for a, b in inputs])
-    return in_order([a @ b.chunk(WORLD, 1)[rank] for a, b in inputs])
-
-
-def matmul_all_reduce(inputs: list[tuple[Tensor, ...]], rank: int) -> Tensor:
-    products = [torch.cat(rows_of_product(a, b)) for a, b in inputs]
-    return in_order(products)
-
-
 def all_gather(inputs: list[tuple[Tensor, ...]], rank: int, dim: int) -> Tensor:
     return torch.cat([shard for (shard,) in inputs], dim)
 
@@ -121,15 +62,7 @@ def all_reduce(inputs: list[tuple[Tensor, ...]], rank: int, reduce_op: str) -> T
     return in_order(tensors) if reduce_op == "sum" else torch.stack(tensors).amax(0)
 
 
-REFERENCES = (
-    all_gather_matmul,
-    matmul_all_gather_rhs,
-    matmul_reduce_scatter,
-    matmul_all_reduce,
-    all_gather,
-    reduce_scatter,
-    all_reduce,
-)
+REFERENCES = (*(facts.fused for facts in MATMULS.values()), all_gather, reduce_scatter, all_reduce)
 
 
 # --- Cases ----------------------------------------------------------------------------------------
@@ -144,17 +77,10 @@ def make_case(seed: int, rank: int) -> Case:
     if pick.random() < 0.25:
         m, k, n = WORLD * 530, WORLD * 4, WORLD * 3  # each rank's rows are a matmul of their own
     dim = pick.randrange(2)
-    shapes: dict[str, list[tuple[int, ...]]] = {
-        "all_gather_matmul": [(m, k // WORLD) if dim else (m // WORLD, k), (k, n)],
-        "matmul_all_gather_rhs": [(m, k), (k, n // WORLD) if dim else (k // WORLD, n)],
-    }
-    shape = shapes.get(
-        reference.__name__, [(m, k), (k, n)] if "mat" in reference.__name__ else [(m, k)]
-    )
-    arguments: tuple[object, ...] = (dim,)
-    if reference is matmul_all_reduce:
-        arguments = ()
-    elif reference is all_reduce:
+    what = ranks.MATMULS.get(reference.__name__)
+    shape = what.shapes(m, k, n, dim, WORLD) if what else [(m, k)]
+    arguments: tuple[object, ...] = () if what and what.option is None else (dim,)
+    if reference is all_reduce:
         arguments = (pick.choice(("sum", "max")),)
     inputs = []
     for source in range(WORLD):

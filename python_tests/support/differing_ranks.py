@@ -13,13 +13,11 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+import matmul_facts
+from axonn_ext.verify import ranks
+
 COLLECTIVES = ("all_gather", "reduce_scatter", "all_reduce")
-MATMULS = (
-    "all_gather_matmul",
-    "matmul_all_gather_rhs",
-    "matmul_reduce_scatter",
-    "matmul_all_reduce",
-)
+MATMULS = tuple(matmul_facts.MATMULS)
 ALGORITHMS = ("fused", "chunked", "sequential", "auto")
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 DEVIATIONS = ("none", "order", "dtype", "shape", "gradient", "algorithm", "op")
@@ -51,13 +49,9 @@ class CallSpec:
             if self.op == "all_reduce":
                 shared = (m, k, self.reduce_op == "max")
                 gradients = gradients if self.reduce_op == "sum" else ()
-        elif self.op == "all_gather_matmul":
-            shared = (m, k)
-        elif self.op == "matmul_all_gather_rhs":
-            shared = (k, n)
         else:
-            shared = (m, n)
-            if self.op == "matmul_all_reduce":
+            shared = matmul_facts.sizes_moved(self.op, m, k, n)
+            if len(matmul_facts.MATMULS[self.op].issued) == 1:
                 gradients = ()
         dim = self.dim if self.op not in ("all_reduce", "matmul_all_reduce") else 0
         if algorithm == "auto":
@@ -66,20 +60,20 @@ class CallSpec:
 
     def shapes(self, world: int) -> list[tuple[int, int]]:
         """Of this rank's operands."""
-        m, k, n = self.sizes
+        m, k, _ = self.sizes
         if self.op == "all_gather":
             return [(m, k)]
         if self.op == "reduce_scatter":
             return [(m * world, k) if self.dim == 0 else (m, k * world)]
         if self.op == "all_reduce":
             return [(m, k)]
-        if self.op == "all_gather_matmul":
-            return [(m, k), (k * world, n) if self.dim == 1 else (k, n)]
-        if self.op == "matmul_all_gather_rhs":
-            return [(m, k * world) if self.dim == 0 else (m, k), (k, n)]
-        if self.op == "matmul_reduce_scatter":
-            return [(m * world, k), (k, n)] if self.dim == 0 else [(m, k), (k, n * world)]
-        return [(m, k), (k, n)]
+        what = ranks.MATMULS[self.op]
+        divided = what.divided[self.dim : self.dim + 1]
+        whole = (
+            size * (world if letter == divided else 1)
+            for letter, size in zip("MKN", self.sizes, strict=True)
+        )
+        return list(what.shapes(*whole, self.dim, world))
 
     def arguments(self) -> tuple[object, ...]:
         """Between the tensors and the group."""
@@ -195,17 +189,7 @@ def results_of_all(calls: list[CallSpec], operands: list[list[Tensor]]) -> list[
         return [stacked.sum(0) if call.reduce_op == "sum" else stacked.amax(0)] * world
     if call.op == "reduce_scatter":
         return shares(torch.stack(first).sum(0), call.dim, world)
-    second = [tensors[1] for tensors in operands]
-    if call.op == "all_gather_matmul":
-        whole = torch.cat(first, call.dim)
-        return [whole @ b for b in second]
-    if call.op == "matmul_all_gather_rhs":
-        whole = torch.cat(second, call.dim)
-        return [a @ whole for a in first]
-    total = torch.stack([a @ b for a, b in zip(first, second, strict=True)]).sum(0)
-    if call.op == "matmul_all_reduce":
-        return [total] * world
-    return shares(total, call.dim, world)
+    return ranks.MATMULS[call.op].results(first, [tensors[1] for tensors in operands], call.dim)
 
 
 def shares(whole: Tensor, dim: int, world: int) -> list[Tensor]:

@@ -18,9 +18,11 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 
+import matmul_facts
 from axonn_ext import GridShape, collectives, nn, trace_communication
 from axonn_ext.ops.specs import SPECS, matmuls
 from axonn_ext.tracing import CommunicationRecord, CommunicationTrace, waited_seconds
+from axonn_ext.verify import ranks
 from grids import factorisations, grid_of
 
 axonn, functional = torch.ops.axonn, torch.ops._c10d_functional
@@ -70,19 +72,14 @@ M, K, N = 12, 8, 20
 def op_cases(w: int) -> list[tuple[str, tuple[int, ...], tuple[int, ...], int | None, list]]:
     """(op, shape of a, of b, dim, [(collective, elements of the whole tensor)]): forward, then
     backward, where da comes first."""
-    gather, scatter = "all_gather", "reduce_scatter"
-    a, b, y = M * K, K * N, M * N
     cases = []
-    for dim in (0, 1):
-        shard = (M // w, K) if dim == 0 else (M, K // w)
-        issued = [(gather, a), (scatter, a), (gather, a)]
-        cases.append(("all_gather_matmul", shard, (K, N), dim, issued))
-        shard = (K, N // w) if dim == 1 else (K // w, N)
-        issued = [(gather, b), (gather, b), (scatter, b)]
-        cases.append(("matmul_all_gather_rhs", (M, K), shard, dim, issued))
-        issued = [(scatter, y), (gather, y), (gather, y)]
-        cases.append(("matmul_reduce_scatter", (M, K), (K, N), dim, issued))
-    return [*cases, ("matmul_all_reduce", (M, K), (K, N), None, [("all_reduce", y)])]
+    for op, dim in ranks.OPS:
+        what, facts = ranks.MATMULS[op], matmul_facts.MATMULS[op]
+        elements = math.prod(matmul_facts.sizes_moved(op, M, K, N))
+        issued = [(collective, elements) for collective in facts.issued]
+        shapes = what.shapes(M, K, N, dim, w)
+        cases.append((op, *shapes, None if what.option is None else dim, issued))
+    return cases
 
 
 def trace_ops(algorithm: str, dtype: torch.dtype) -> None:

@@ -1,41 +1,45 @@
 // The ops that are a collective alone: fused where the ranks share memory, else run by c10d.
+#include "ops/composed/collectives.h"
+
 #include "ops/checks.h"
 #include "ops/composed/c10d_collectives.h"
-#include "ops/composed/checked_ops.h"
 #include "ops/composed/group_arguments.h"
 #include "ops/composed/register.h"
 #include "ops/fused_cpu.h"
 #include "ops/group/agreement.h"
-#include "ops/group/group.h"
 #include "ops/tuning/signature.h"
 
 namespace axonn::ops {
 namespace {
 
-// `chunked` and `sequential` are the same here, so ranks may differ in which they ask for.
-const char* kind_of(const Group& group) { return group.can_fuse() ? "fused" : "c10d"; }
+struct Collective {
+  const char *name, *input, *option;  // of the op and its arguments, as in its schema
+  bool has_gradient = true;
+};
+
+// Lets the ranks agree on a collective and runs it, by one of two functions.
+template <typename Fused, typename ByC10d, typename Option>
+at::Tensor agree_and_move(const Collective& op, Fused fused, ByC10d by_c10d, Group& group,
+                          const at::Tensor& input, Option option) {
+  Signature signature(op.name);
+  signature.tensor(op.input, input).option(op.option, option).device(input.device());
+  if (op.has_gradient) signature.gradients({{op.input, input}});
+  // `chunked` and `sequential` are the same here, so ranks may differ in which they ask for.
+  const auto call = signature.call(group.can_fuse() ? "fused" : "c10d");
+  if (group.can_fuse()) return fused(group, call, input, option);
+  return agreed(call, input.device(), {&group}, [&] { return by_c10d(group, input, option); });
+}
 
 }  // namespace
 
-at::Tensor all_gather_in(Group& group, const at::Tensor& shard, int64_t dim) {
-  const auto call = Signature("all_gather")
-                        .tensor("shard", shard)
-                        .option("dim", dim)
-                        .device(shard.device())
-                        .gradients({{"shard", shard}})
-                        .call(kind_of(group));
-  if (group.can_fuse()) return cpu::all_gather(group, call, shard, dim);
-  return agreed(call, shard.device(), {&group}, [&] { return c10d_all_gather(group, shard, dim); });
+at::Tensor agree_and_all_gather(Group& group, const at::Tensor& shard, int64_t dim) {
+  return agree_and_move({"all_gather", "shard", "dim"}, cpu::all_gather, c10d_all_gather, group,
+                        shard, dim);
 }
 
-at::Tensor all_reduce_in(Group& group, const at::Tensor& input, bool maximum) {
-  auto signature = Signature("all_reduce");
-  signature.tensor("input", input).option("maximum", maximum).device(input.device());
-  if (!maximum) signature.gradients({{"input", input}});  // a maximum has no gradient
-  const auto call = signature.call(kind_of(group));
-  if (group.can_fuse()) return cpu::all_reduce(group, call, input, maximum);
-  return agreed(call, input.device(), {&group},
-                [&] { return c10d_all_reduce(group, input, maximum); });
+at::Tensor agree_and_all_reduce(Group& group, const at::Tensor& input, bool maximum) {
+  const Collective op{"all_reduce", "input", "maximum", /*has_gradient=*/!maximum};
+  return agree_and_move(op, cpu::all_reduce, c10d_all_reduce, group, input, maximum);
 }
 
 namespace {
@@ -48,7 +52,7 @@ at::Tensor all_gather(const at::Tensor& shard, int64_t dim, const std::string& g
   const auto asked = parse_algorithm(kOp, algorithm, shard.device());
   if (group_size == 1) return shard.clone(at::MemoryFormat::Contiguous);
   auto group = resolve_group(kOp, group_name, group_size, asked, shard.device());
-  return all_gather_in(group, shard, dim);
+  return agree_and_all_gather(group, shard, dim);
 }
 
 at::Tensor reduce_scatter(const at::Tensor& input, int64_t dim, const std::string& group_name,
@@ -61,15 +65,8 @@ at::Tensor reduce_scatter(const at::Tensor& input, int64_t dim, const std::strin
   const auto asked = parse_algorithm(kOp, algorithm, input.device());
   if (group_size == 1) return input.clone(at::MemoryFormat::Contiguous);
   auto group = resolve_group(kOp, group_name, group_size, asked, input.device());
-  const auto call = Signature(kOp)
-                        .tensor("input", input)
-                        .option("dim", dim)
-                        .device(input.device())
-                        .gradients({{"input", input}})
-                        .call(kind_of(group));
-  if (group.can_fuse()) return cpu::reduce_scatter(group, call, input, dim);
-  return agreed(call, input.device(), {&group},
-                [&] { return c10d_reduce_scatter(group, input, dim); });
+  return agree_and_move({kOp, "input", "dim"}, cpu::reduce_scatter, c10d_reduce_scatter, group,
+                        input, dim);
 }
 
 at::Tensor all_reduce(const at::Tensor& input, const std::string& reduce_op,
@@ -83,7 +80,7 @@ at::Tensor all_reduce(const at::Tensor& input, const std::string& reduce_op,
   const auto asked = parse_algorithm(kOp, algorithm, input.device());
   if (group_size == 1) return input.clone(at::MemoryFormat::Contiguous);
   auto group = resolve_group(kOp, group_name, group_size, asked, input.device());
-  return all_reduce_in(group, input, reduce_op == "max");
+  return agree_and_all_reduce(group, input, reduce_op == "max");
 }
 
 }  // namespace

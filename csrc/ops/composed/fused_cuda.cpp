@@ -2,14 +2,12 @@
 
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/clone.h>
-#include <ATen/ops/mm.h>
 #include <torch/library.h>
 
 #include <cstdint>
 #include <string>
 
 #include "core/cuda/fused/fused_gemm.h"
-#include "ops/composed/c10d_collectives.h"
 #include "ops/composed/fused_settings.h"
 
 namespace axonn::ops {
@@ -90,38 +88,6 @@ at::Tensor left_operand(const at::Tensor& a, int64_t parts) {
 
 at::Tensor right_operand(const at::Tensor& b) { return is_by_columns(b) ? b : by_rows(b); }
 
-at::Tensor gather(const Group& group, const at::Tensor& shard, const at::Tensor& other, Form form) {
-  // What is gathered lies by rows. In these two forms it is read transposed, and no kernel reads
-  // both operands transposed.
-  const bool transposed = form == Form::kInnerA || form == Form::kColumns;
-  const auto whole = transposed             ? by_rows(other)
-                     : form == Form::kInner ? left_operand(other, /*parts=*/1)
-                                            : right_operand(other);
-  const auto settings = fused_settings();
-  return gather_op().call(by_rows(shard.contiguous()), whole, name_of(form), "auto",
-                          settings.nccl_sms, group.name, group.size, timeout_seconds(),
-                          free_sms_on(shard.device().index()), settings.graphs_in_turn);
-}
-
-// Returns the sum of a @ b over ranks: the whole sum if `everywhere`, else each rank's share of the
-// rows.
-at::Tensor sum(const Group& group, const at::Tensor& a, const at::Tensor& b, bool everywhere,
-               const char* sum_broadcast = "auto") {
-  const auto left = left_operand(a, group.size);
-  const auto right = is_by_rows(left) ? right_operand(b) : by_rows(b);
-  return sum_op().call(left, right, everywhere, sum_broadcast, group.name, group.size,
-                       timeout_seconds(), free_sms_on(a.device().index()),
-                       fused_settings().graphs_in_turn);
-}
-
-// Returns whether ranks share out rows to add them up. If the group size does not divide the rows,
-// they share out columns.
-bool is_summed_by_rows(int64_t rows, int64_t columns, int64_t group_size) {
-  return rows % group_size == 0 || columns % group_size != 0;
-}
-
-bool is_empty(const at::Tensor& a, const at::Tensor& b) { return a.numel() == 0 || b.numel() == 0; }
-
 // Answers Python before it starts ranks, whatever the sizes of the products will be.
 std::string why_no_fused_op(c10::Device device, at::ScalarType dtype, int64_t group_size,
                             bool across_hosts) {
@@ -140,29 +106,6 @@ bool has_fused_on_cuda() {
          sum_op().hasKernelForDispatchKey(c10::DispatchKey::CUDA);
 }
 
-FusedProduct all_gather_product(at::IntArrayRef a_shard, at::IntArrayRef b, int64_t gather_dim,
-                                int64_t group_size) {
-  return gather_dim == 0 ? FusedProduct{Form::kRows, a_shard[0] * group_size, b[1], a_shard[1]}
-                         : FusedProduct{Form::kInnerA, a_shard[0], b[1], a_shard[1] * group_size};
-}
-
-FusedProduct all_gather_rhs_product(at::IntArrayRef a, at::IntArrayRef b_shard, int64_t gather_dim,
-                                    int64_t group_size) {
-  return gather_dim == 1 ? FusedProduct{Form::kColumns, a[0], b_shard[1] * group_size, a[1]}
-                         : FusedProduct{Form::kInner, a[0], b_shard[1], b_shard[0] * group_size};
-}
-
-FusedProduct reduce_scatter_product(at::IntArrayRef a, at::IntArrayRef b, int64_t scatter_dim) {
-  // To share out columns, the rows of the transposed product are shared out.
-  return scatter_dim == 0 ? FusedProduct{Form::kScatter, a[0], b[1], a[1]}
-                          : FusedProduct{Form::kScatter, b[1], a[0], a[1]};
-}
-
-FusedProduct all_reduce_product(at::IntArrayRef a, at::IntArrayRef b, int64_t group_size) {
-  return is_summed_by_rows(a[0], b[1], group_size) ? FusedProduct{Form::kTotal, a[0], b[1], a[1]}
-                                                   : FusedProduct{Form::kTotal, b[1], a[0], a[1]};
-}
-
 std::string why_no_fused(c10::Device device, at::ScalarType dtype, const FusedProduct& product,
                          int64_t group_size) {
   using Ask = std::string(c10::Device, at::ScalarType, const std::string&, int64_t, int64_t,
@@ -174,35 +117,35 @@ std::string why_no_fused(c10::Device device, at::ScalarType dtype, const FusedPr
                                 product.k, group_size);
 }
 
-at::Tensor fused_all_gather_matmul(const Group& group, const at::Tensor& a_shard,
-                                   const at::Tensor& b, int64_t gather_dim) {
-  if (is_empty(a_shard, b)) return at::mm(c10d_all_gather(group, a_shard, gather_dim), b);
-  return gather_dim == 0 ? gather(group, a_shard, b, Form::kRows)
-                         : gather(group, a_shard.t(), b, Form::kInnerA);
+at::Tensor fused_gather_matmul(const Group& group, const at::Tensor& a, const at::Tensor& b,
+                               Form form) {
+  const bool gathers_a = form == Form::kRows || form == Form::kInnerA;
+  const auto& shard = gathers_a ? a : b;
+  const auto& other = gathers_a ? b : a;
+  // What is gathered lies by rows. In these two forms it is read transposed, and no kernel reads
+  // both operands transposed.
+  const bool transposed = form == Form::kInnerA || form == Form::kColumns;
+  const auto whole = transposed             ? by_rows(other)
+                     : form == Form::kInner ? left_operand(other, /*parts=*/1)
+                                            : right_operand(other);
+  const auto rows = by_rows((transposed ? shard.t() : shard).contiguous());
+  const auto settings = fused_settings();
+  return gather_op().call(rows, whole, name_of(form), "auto", settings.nccl_sms, group.name,
+                          group.size, timeout_seconds(), free_sms_on(a.device().index()),
+                          settings.graphs_in_turn);
 }
 
-at::Tensor fused_matmul_all_gather_rhs(const Group& group, const at::Tensor& a,
-                                       const at::Tensor& b_shard, int64_t gather_dim) {
-  if (is_empty(a, b_shard)) return at::mm(a, c10d_all_gather(group, b_shard, gather_dim));
-  return gather_dim == 1 ? gather(group, b_shard.t(), a, Form::kColumns)
-                         : gather(group, b_shard, a, Form::kInner);
-}
-
-at::Tensor fused_matmul_reduce_scatter(const Group& group, const at::Tensor& a, const at::Tensor& b,
-                                       int64_t scatter_dim) {
-  if (is_empty(a, b)) return c10d_reduce_scatter(group, at::mm(a, b), scatter_dim);
-  // To share out columns, the rows of the transposed product are shared out.
-  return scatter_dim == 0 ? sum(group, a, b, /*everywhere=*/false)
-                          : sum(group, b.t(), a.t(), /*everywhere=*/false).t().contiguous();
-}
-
-at::Tensor fused_matmul_all_reduce(const Group& group, const at::Tensor& a, const at::Tensor& b,
-                                   bool deterministic) {
-  if (is_empty(a, b)) return c10d_all_reduce(group, at::mm(a, b), /*maximum=*/false);
-  const char* sum_broadcast = deterministic ? "auto" : "any_order";
-  return is_summed_by_rows(a.size(0), b.size(1), group.size)
-             ? sum(group, a, b, /*everywhere=*/true, sum_broadcast)
-             : sum(group, b.t(), a.t(), /*everywhere=*/true, sum_broadcast).t().contiguous();
+at::Tensor fused_matmul_sum(const Group& group, const at::Tensor& a, const at::Tensor& b,
+                            const FusedSum& how) {
+  if (!how.by_rows) {  // the rows of the transposed product are shared out
+    const FusedSum transposed{how.everywhere, /*by_rows=*/true, how.deterministic};
+    return fused_matmul_sum(group, b.t(), a.t(), transposed).t().contiguous();
+  }
+  const auto left = left_operand(a, group.size);
+  const auto right = is_by_rows(left) ? right_operand(b) : by_rows(b);
+  return sum_op().call(left, right, how.everywhere, how.deterministic ? "auto" : "any_order",
+                       group.name, group.size, timeout_seconds(), free_sms_on(a.device().index()),
+                       fused_settings().graphs_in_turn);
 }
 
 }  // namespace axonn::ops

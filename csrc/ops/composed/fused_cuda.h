@@ -1,5 +1,5 @@
-// The fused ops on CUDA as the composed ops call them: through the dispatcher, since their kernels
-// are in extension modules that need not be built.
+// The fused products on CUDA as the ops call them: through the dispatcher, since their kernels are
+// in extension modules that need not be built.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -37,31 +37,26 @@ struct FusedProduct {
   int64_t m = 0, n = 0, k = 0;  // the whole product is a [m, k] @ b [k, n]
 };
 
-// The products of the ops below, of which a rank has a and b with these sizes.
-FusedProduct all_gather_product(at::IntArrayRef a_shard, at::IntArrayRef b, int64_t gather_dim,
-                                int64_t group_size);
-FusedProduct all_gather_rhs_product(at::IntArrayRef a, at::IntArrayRef b_shard, int64_t gather_dim,
-                                    int64_t group_size);
-FusedProduct reduce_scatter_product(at::IntArrayRef a, at::IntArrayRef b, int64_t scatter_dim);
-FusedProduct all_reduce_product(at::IntArrayRef a, at::IntArrayRef b, int64_t group_size);
-
 // Returns why algorithm="fused" cannot compute the product on a device, between so many ranks, or
 // an empty text if it can, provided that the ranks reach each other. No rank is asked, and nothing
 // is allocated.
 std::string why_no_fused(c10::Device device, at::ScalarType dtype, const FusedProduct& product,
                          int64_t group_size);
 
-// These do the same as the ops of the same names, which have checked the arguments. They raise
-// NotImplementedError for what no kernel computes. Products without an element are computed as by
-// "sequential".
-at::Tensor fused_all_gather_matmul(const Group& group, const at::Tensor& a_shard,
-                                   const at::Tensor& b, int64_t gather_dim);
-at::Tensor fused_matmul_all_gather_rhs(const Group& group, const at::Tensor& a,
-                                       const at::Tensor& b_shard, int64_t gather_dim);
-at::Tensor fused_matmul_reduce_scatter(const Group& group, const at::Tensor& a, const at::Tensor& b,
-                                       int64_t scatter_dim);
-// Unless `deterministic`, bits may differ from call to call, where that is faster.
-at::Tensor fused_matmul_all_reduce(const Group& group, const at::Tensor& a, const at::Tensor& b,
-                                   bool deterministic);
+// Returns a @ b, of which the operand that the form says is gathered. Operands may have any
+// strides, and have elements. Raises NotImplementedError for what no kernel computes, as does the
+// function below.
+at::Tensor fused_gather_matmul(const Group& group, const at::Tensor& a, const at::Tensor& b,
+                               FusedProduct::Form form);
+
+struct FusedSum {
+  bool everywhere;            // each rank gets the whole sum; otherwise its share
+  bool by_rows;               // whether ranks share out the sum's rows, or its columns
+  bool deterministic = true;  // or bits may differ from call to call, where that is faster
+};
+
+// Returns the sum of a @ b over ranks.
+at::Tensor fused_matmul_sum(const Group& group, const at::Tensor& a, const at::Tensor& b,
+                            const FusedSum& how);
 
 }  // namespace axonn::ops

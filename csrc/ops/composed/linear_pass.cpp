@@ -5,6 +5,7 @@
 #include "ops/checks.h"
 #include "ops/composed/fused_cuda.h"
 #include "ops/composed/group_arguments.h"
+#include "ops/composed/matmul_op.h"
 
 namespace axonn::ops::linear {
 
@@ -71,8 +72,8 @@ std::string why_no_fused_linear(const LinearAxes& axes, const PassSizes& sizes) 
   const auto sum = [&](int64_t rows, int64_t columns, int64_t inner, int64_t dim,
                        const Group& axis) {
     const std::array left{rows, inner}, right{inner, columns};
-    return axes.sharded ? reduce_scatter_product(left, right, dim)
-                        : all_reduce_product(left, right, axis.size);
+    const auto& op = axes.sharded ? kMatmulReduceScatter : kMatmulAllReduce;
+    return op.product(left, right, dim, axis.size);
   };
   const std::array products{
       std::pair{&axes.r, FusedProduct{gathered, m, n, k}},

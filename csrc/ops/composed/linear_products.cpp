@@ -1,13 +1,21 @@
 #include "ops/composed/linear_products.h"
 
 #include "ops/composed/c10d_collectives.h"
-#include "ops/composed/checked_ops.h"
+#include "ops/composed/collectives.h"
+#include "ops/composed/matmul_op.h"
 
 namespace axonn::ops::linear {
+namespace {
+
+at::Tensor run_op(const MatmulOp& op, Group& axis, const MatmulCall& in, AskedAlgorithm how) {
+  return how == kAuto ? agree_and_run(op, axis, in, how) : run_agreed(op, axis, in, *how);
+}
+
+}  // namespace
 
 at::Tensor gather(const at::Tensor& t, Group& axis, int64_t dim, AskedAlgorithm how) {
   if (axis.size == 1) return t;
-  if (how == kAuto) return all_gather_in(axis, t, dim);
+  if (how == kAuto) return agree_and_all_gather(axis, t, dim);
   return c10d_all_gather(axis, t, dim);
 }
 
@@ -26,24 +34,18 @@ at::Tensor multiply(const ProductChoice& products, const at::Tensor& a, const at
     return scatter ? c10d_reduce_scatter(axis, product, dim)
                    : c10d_all_reduce(axis, product, /*maximum=*/false);
   }
-  if (how == kAuto) {
-    return scatter ? matmul_reduce_scatter_in(axis, a, b, dim, how)
-                   : matmul_all_reduce_in(axis, a, b, how, deterministic);
-  }
-  return scatter ? matmul_reduce_scatter_by(axis, a, b, dim, *how)
-                 : matmul_all_reduce_by(axis, a, b, *how, deterministic);
+  return run_op(scatter ? kMatmulReduceScatter : kMatmulAllReduce, axis, {a, b, dim, deterministic},
+                how);
 }
 
 at::Tensor feed_rhs(const at::Tensor& a, const at::Tensor& b_shard, int64_t dim, Group& axis,
                     AskedAlgorithm how) {
-  if (how == kAuto) return matmul_all_gather_rhs_in(axis, a, b_shard, dim, how);
-  return matmul_all_gather_rhs_by(axis, a, b_shard, dim, *how);
+  return run_op(kMatmulAllGatherRhs, axis, {a, b_shard, dim}, how);
 }
 
 at::Tensor feed_lhs(const at::Tensor& a_shard, const at::Tensor& b, int64_t dim, Group& axis,
                     AskedAlgorithm how) {
-  if (how == kAuto) return all_gather_matmul_in(axis, a_shard, b, dim, how);
-  return all_gather_matmul_by(axis, a_shard, b, dim, *how);
+  return run_op(kAllGatherMatmul, axis, {a_shard, b, dim}, how);
 }
 
 }  // namespace axonn::ops::linear

@@ -3,93 +3,87 @@
 
 #include "ops/checks.h"
 #include "ops/composed/c10d_collectives.h"
-#include "ops/composed/checked_ops.h"
 #include "ops/composed/chunked.h"
-#include "ops/composed/fused_cuda.h"
-#include "ops/composed/group_arguments.h"
+#include "ops/composed/matmul_op.h"
 #include "ops/composed/register.h"
 #include "ops/fused_cpu.h"
-#include "ops/group/agreement.h"
-#include "ops/tuning/tuner.h"
 
 namespace axonn::ops {
 namespace {
 
-constexpr auto kOp = "matmul_all_reduce";
+class MatmulAllReduce final : public MatmulOp {
+ public:
+  constexpr MatmulAllReduce() : MatmulOp("matmul_all_reduce", "a", "b") {}
 
-at::Tensor chunked(const Group& group, const at::Tensor& a, const at::Tensor& b) {
-  const int64_t rows = a.size(0);
-  auto output = at::empty({rows, b.size(1)}, a.options());
-  drain(
-      plan_chunks(output, rows),
-      [&](comm::Range r) {
-        return start_all_reduce(group, at::mm(a.narrow(0, r.begin, r.size()), b));
-      },
-      [&](comm::Range r) { return output.narrow(0, r.begin, r.size()); });
-  return output;
-}
-
-}  // namespace
-
-at::Tensor matmul_all_reduce_by(const Group& group, const at::Tensor& a, const at::Tensor& b,
-                                Algorithm how, bool deterministic) {
-  switch (how) {
-    case Algorithm::kFused:
-      return fused_matmul_all_reduce(group, a, b, deterministic);
-    case Algorithm::kChunked:
-      return chunked(group, a, b);
-    case Algorithm::kSequential:
-      return c10d_all_reduce(group, at::mm(a, b), /*maximum=*/false);
+  void check(const MatmulCall& in, int64_t /*group_size*/) const override {
+    check_inner(name, "a.size(1)", in.a.size(1), "b.size(0)", in.b.size(0));
   }
-  TORCH_INTERNAL_ASSERT(false);
-}
 
-at::Tensor matmul_all_reduce_in(Group& group, const at::Tensor& a, const at::Tensor& b,
-                                AskedAlgorithm asked, bool deterministic) {
   // The gradients need no collective, so ranks may differ in which of them they need.
-  auto signature = Signature(kOp)
-                       .dtype(a)
-                       .option("M", a.size(0))
-                       .option("N", b.size(1))
-                       .own_tensor(a)
-                       .own_tensor(b)
-                       .device(a.device());
-  if (!deterministic) signature.option("deterministic", 0);
-  return run_algorithm(
-      group, asked,
-      {.device = a.device(),
-       .can_fuse = group.can_fuse(),
-       .is_empty = a.size(0) * b.size(1) == 0,
-       .why_no_fused =
-           [&] {
-             const auto product = all_reduce_product(a.sizes(), b.sizes(), group.size);
-             return why_no_fused(a.device(), a.scalar_type(), product, group.size);
-           }},
-      signature, [&](Algorithm how) {
-        const auto call = signature.call(name_of(how));
-        if (how == Algorithm::kFused && a.is_cpu()) {
-          return cpu::matmul_all_reduce(group, call, a, b);
-        }
-        return agreed(call, a.device(), {&group},
-                      [&] { return matmul_all_reduce_by(group, a, b, how, deterministic); });
-      });
-}
+  void sign(Signature& signature, const MatmulCall& in) const override {
+    signature.dtype(in.a)
+        .option("M", in.a.size(0))
+        .option("N", in.b.size(1))
+        .own_tensor(in.a)
+        .own_tensor(in.b)
+        .device(in.a.device());
+    if (!in.deterministic) signature.option("deterministic", 0);
+  }
 
-namespace {
+  bool is_empty(const MatmulCall& in) const override { return in.a.size(0) * in.b.size(1) == 0; }
+
+  FusedProduct product(at::IntArrayRef a, at::IntArrayRef b, int64_t /*dim*/,
+                       int64_t group_size) const override {
+    return is_summed_by_rows(a[0], b[1], group_size) ? FusedProduct{Form::kTotal, a[0], b[1], a[1]}
+                                                     : FusedProduct{Form::kTotal, b[1], a[0], a[1]};
+  }
+
+  at::Tensor fused_on_cpu(const Group& group, const comm::CallSignature& call,
+                          const MatmulCall& in) const override {
+    return cpu::matmul_sum(group, call, in.a, in.b, std::nullopt);
+  }
+
+  at::Tensor fused_on_cuda(const Group& group, const MatmulCall& in) const override {
+    const bool by_rows = is_summed_by_rows(in.a.size(0), in.b.size(1), group.size);
+    return fused_matmul_sum(
+        group, in.a, in.b,
+        {.everywhere = true, .by_rows = by_rows, .deterministic = in.deterministic});
+  }
+
+  at::Tensor chunked(const Group& group, const MatmulCall& in) const override {
+    const int64_t rows = in.a.size(0);
+    auto output = at::empty({rows, in.b.size(1)}, in.a.options());
+    drain(
+        plan_chunks(output, rows),
+        [&](comm::Range r) {
+          return start_all_reduce(group, at::mm(in.a.narrow(0, r.begin, r.size()), in.b));
+        },
+        [&](comm::Range r) { return output.narrow(0, r.begin, r.size()); });
+    return output;
+  }
+
+  at::Tensor sequential(const Group& group, const MatmulCall& in) const override {
+    return c10d_all_reduce(group, at::mm(in.a, in.b), /*maximum=*/false);
+  }
+
+ private:
+  // Returns whether ranks share out rows to add them up. If the group size does not divide the
+  // rows, they share out columns.
+  static bool is_summed_by_rows(int64_t rows, int64_t columns, int64_t group_size) {
+    return rows % group_size == 0 || columns % group_size != 0;
+  }
+};
 
 at::Tensor matmul_all_reduce(const at::Tensor& a, const at::Tensor& b,
                              const std::string& group_name, int64_t group_size,
                              const std::string& algorithm, bool deterministic) {
-  check_group_size(kOp, group_size);
-  check_matmul(kOp, "a", a, "b", b);
-  check_inner(kOp, "a.size(1)", a.size(1), "b.size(0)", b.size(0));
-  const auto asked = parse_algorithm(kOp, algorithm, a.device(), /*fused_on_cuda=*/true);
-  if (group_size == 1) return at::mm(a, b);
-  auto group = resolve_group(kOp, group_name, group_size, asked, a.device());
-  return matmul_all_reduce_in(group, a, b, asked, deterministic);
+  const MatmulCall in{.a = a, .b = b, .deterministic = deterministic};
+  return check_and_run(kInstance<MatmulAllReduce>, in, group_name, group_size, algorithm);
 }
 
 }  // namespace
+
+const MatmulOp& kMatmulAllReduce = kInstance<MatmulAllReduce>;
 
 AXONN_REGISTER_OP(matmul_all_reduce)
 AXONN_REGISTER_AUTOCAST(matmul_all_reduce, casts_operands)

@@ -75,13 +75,13 @@ class ProductAlternatives final : public Alternatives {
   tuning::Numbers check(const std::vector<std::string>& names) const override {
     const auto multiply = [](const std::string& name, const at::Tensor& a, const at::Tensor& b,
                              const std::optional<at::Tensor>& bias) {
-      return mm_by(tuning::parse_product(name).value(), a, b, bias);
+      return mm_by_name(tuning::parse_product(name).value(), a, b, bias);
     };
     return check_products(names, name_of(Variant::kDirect), a_, b_, bias_, multiply);
   }
 
   void run(const std::string& name) const override {
-    mm_by(tuning::parse_product(name).value(), a_, b_, bias_);
+    mm_by_name(tuning::parse_product(name).value(), a_, b_, bias_);
   }
 
  private:
@@ -106,8 +106,8 @@ auto with_tunable(const Group& group, const char* name, const at::Tensor& a, con
 
 }  // namespace
 
-std::optional<at::Tensor> mm_by(const ProductName& name, const at::Tensor& a, const at::Tensor& b,
-                                const std::optional<at::Tensor>& bias) {
+std::optional<at::Tensor> mm_by_name(const ProductName& name, const at::Tensor& a,
+                                     const at::Tensor& b, const std::optional<at::Tensor>& bias) {
   switch (name.variant) {
     case Variant::kDirect:
       return direct(a, b, bias);
@@ -127,7 +127,7 @@ at::Tensor ProductChoice::mm(const at::Tensor& a, const at::Tensor& b,
   if (agree == nullptr || !is_worth_asking(a, b)) return direct(a, b, bias);
   const auto chosen =
       with_tunable(*agree, name, a, b, bias, [](const Tunable& call) { return resolve(call); });
-  if (auto product = mm_by(tuning::parse_product(chosen).value(), a, b, bias)) return *product;
+  if (auto product = mm_by_name(tuning::parse_product(chosen).value(), a, b, bias)) return *product;
   // The choice was measured on other tensors of these sizes, perhaps on another rank. The tensors
   // at hand may begin at an address that the kernel cannot load, or have gaps between rows that the
   // algorithm does not support.
@@ -166,7 +166,7 @@ at::Tensor tuned_mm_op(const at::Tensor& a, const at::Tensor& b,
                     ": variant must be direct, transposed, relayout_a, relayout_b, fused_sm90, "
                     "cublaslt_<algorithm> or triton_<config>, got '",
                     variant, "'");
-  auto product = mm_by(*name, a, b, bias);
+  auto product = mm_by_name(*name, a, b, bias);
   TORCH_CHECK_NOT_IMPLEMENTED(product, kOp, ": '", variant, "' is not built or not used here, or ",
                               "does not take ", a.sizes(), " @ ", b.sizes(), " of ",
                               a.scalar_type(), " on ", a.device(), " with strides ", a.strides(),

@@ -16,8 +16,8 @@ namespace axonn::ops {
 // Returns a [M, K] @ b [K, N] -> [M, N], contiguous, plus `bias` [N] in each row, which a GPU adds
 // within the product. Returns nothing where that way does not exist here or does not take these
 // operands.
-std::optional<at::Tensor> mm_by(const tuning::ProductName& name, const at::Tensor& a,
-                                const at::Tensor& b, const std::optional<at::Tensor>& bias);
+std::optional<at::Tensor> mm_by_name(const tuning::ProductName& name, const at::Tensor& a,
+                                     const at::Tensor& b, const std::optional<at::Tensor>& bias);
 
 // How a product of a Linear is computed.
 struct ProductChoice {
