@@ -20,8 +20,8 @@ from axonn_ext.inputs.keys import keys_of
 from axonn_ext.ops.spec import OpSpec
 from axonn_ext.ops.specs import SPECS
 from axonn_ext.overlap import Overlap
+from axonn_ext.train.differences import MAY_DIFFER
 from axonn_ext.train.metrics import EvaluationMetrics, StepMetrics
-from axonn_ext.train.shared import MAY_DIFFER
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 

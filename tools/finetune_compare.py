@@ -29,9 +29,10 @@ from torch import Tensor
 from axonn_ext.data import PackedBatches, RowGroup, find_text
 from axonn_ext.nn import Places
 from axonn_ext.optim import WarmupCosine
+from axonn_ext.train.batches import packed_batches
 from axonn_ext.train.config import Config
 from axonn_ext.train.config_file import load_config
-from axonn_ext.train.corpora import load, packed_batches
+from axonn_ext.train.corpora import load
 from axonn_ext.train.job import prepare
 from axonn_ext.train.metrics import read_metrics
 
@@ -90,7 +91,8 @@ def write_adapter(model: Path, folder: Path, rank: int) -> None:
 
 def batches_of(config: Config) -> PackedBatches:
     """Returns the batches of a run, whole."""
-    examples: Any = load(prepare(config, world_size=config.grid.size))
+    job = prepare(config, world_size=config.grid.size)
+    examples: Any = load(config, job.text, job.model.vocab_size)
     return packed_batches(config, examples, RowGroup())
 
 

@@ -36,8 +36,8 @@ from axonn_ext.launch.place import Process
 from axonn_ext.terminal.arguments import MOST_THREADS, whole
 from axonn_ext.terminal.console import Console, say
 from axonn_ext.terminal.errors import UserError, refuse_extra
+from axonn_ext.terminal.memory import memory_problem
 from axonn_ext.terminal.rows import Column, RowsFile, RowsTable
-from axonn_ext.train.memory import memory_problem
 
 DEVICES = ("cpu", "cuda")
 T = TypeVar("T")

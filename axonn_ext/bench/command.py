@@ -47,8 +47,8 @@ from axonn_ext.terminal.arguments import MOST_PROCESSES, MOST_THREADS, whole
 from axonn_ext.terminal.console import Console, say
 from axonn_ext.terminal.errors import UserError
 from axonn_ext.terminal.grids import check_processes, parse_grid
+from axonn_ext.terminal.memory import memory_problem
 from axonn_ext.terminal.rows import RowsFile, is_replaceable
-from axonn_ext.train.memory import memory_problem
 
 DEFAULT_WORLD = 2
 # This is the order of the table, with the baseline first.

@@ -13,7 +13,7 @@ from axonn_ext.terminal.console import Console, plain_table, say
 from axonn_ext.terminal.errors import refuse_extra
 from axonn_ext.terminal.files import check_writable, writing
 from axonn_ext.train.compare import Comparison, Pair, compare
-from axonn_ext.train.plot import plot_comparison
+from axonn_ext.train.plot import draw_comparison
 from axonn_ext.train.run_folder import COMPARE_PICTURE
 
 DEFAULT_TOLERANCE = 1e-3
@@ -68,7 +68,7 @@ def run(args: argparse.Namespace, extra: Sequence[str]) -> int:
     )
     if picture is not None:
         with writing("RUN", picture):
-            plot_comparison(comparison, picture, subtitle=lines[-1])
+            draw_comparison(comparison, subtitle=lines[-1]).savefig(picture)
         lines.append(f"written: {picture}")
     for line in lines:
         say(console, line)

@@ -10,16 +10,14 @@ from typing import Any
 
 from axonn_ext.cli import train
 from axonn_ext.data import RowGroup, find_sources
-from axonn_ext.data.vocabulary import StoredVocabulary
 from axonn_ext.inputs.errors import InputError
 from axonn_ext.spec.model_files import read_config
 from axonn_ext.terminal.arguments import MOST_PROCESSES, number, whole
 from axonn_ext.terminal.errors import UserError
-from axonn_ext.train.checkpoints import AUTO
-from axonn_ext.train.config import EXAMPLES
+from axonn_ext.train.batches import packed_batches
+from axonn_ext.train.config import AUTO, EXAMPLES
 from axonn_ext.train.config_file import Override, load_config
-from axonn_ext.train.corpora import examples_of, packed_batches
-from axonn_ext.train.job import vocabulary_and_model
+from axonn_ext.train.corpora import examples_of, text_and_model
 
 USUAL_LENGTH = 1024  # of sequences, in tokens
 # What fine-tuning usually does otherwise than training from nothing.
@@ -180,13 +178,12 @@ def _steps(args: argparse.Namespace, overrides: tuple[Override, ...]) -> tuple[i
     config = load_config(None, overrides=overrides)
     try:
         sources = find_sources(config.data.text, config.data.mixture)
-        vocabulary, model = vocabulary_and_model(config, sources)
+        text, model = text_and_model(config, sources)
     except ValueError as error:
         raise UserError(str(error)) from None
     if config.data.order != EXAMPLES:
         raise UserError("--epochs counts examples: give --steps for other data")
-    encoder = None if isinstance(vocabulary, StoredVocabulary) else vocabulary
-    examples = examples_of(config, encoder, model.vocab_size, source=sources[0])
+    examples = examples_of(config, text, model.vocab_size)
     batches = packed_batches(config, examples, RowGroup())
     sequences, steps = batches.num_sequences(epochs), batches.num_steps(epochs)
     return steps, f"{epochs} epochs are {sequences:,} sequences, or {steps:,} steps"

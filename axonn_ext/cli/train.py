@@ -22,12 +22,10 @@ from axonn_ext.launch.preemption import SIGNALS
 from axonn_ext.terminal.arguments import MOST_PROCESSES, whole
 from axonn_ext.terminal.errors import TrainingError, UserError
 from axonn_ext.terminal.grids import check_processes
-from axonn_ext.train.checkpoints import AUTO
 from axonn_ext.train.claim import claimed
-from axonn_ext.train.config import EXAMPLES, Config
-from axonn_ext.train.config_file import Override, describe_keys, load_config, to_toml
-from axonn_ext.train.job import prepare
-from axonn_ext.train.memory import check_memory
+from axonn_ext.train.config import AUTO, EXAMPLES, Config
+from axonn_ext.train.config_file import Override, load_config, to_toml
+from axonn_ext.train.job import check_memory, prepare
 from axonn_ext.train.run_folder import check_folder, default_folder, first_day
 from axonn_ext.train.worker import run_worker
 from axonn_ext.watchdog.summary import SIGNAL, reason_for_failure, summaries
@@ -52,7 +50,7 @@ Any key of the configuration can be set with --TABLE.KEY VALUE. The keys and the
 def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
     """Adds the subcommand."""
     parser = commands.add_parser(
-        "train", description=DESCRIPTION, epilog=EPILOG + describe_keys(),
+        "train", description=DESCRIPTION, epilog=EPILOG + to_toml(Config()),
         formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False,
         usage="axonn-ext train [--config FILE] [--grid SHAPE] [OPTION ...] [--TABLE.KEY VALUE ...]",
     )  # fmt: skip

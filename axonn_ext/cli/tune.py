@@ -34,10 +34,10 @@ from axonn_ext.terminal.console import Console, say
 from axonn_ext.terminal.errors import UserError, refuse_extra
 from axonn_ext.terminal.files import check_writable
 from axonn_ext.terminal.grids import parse_grid
+from axonn_ext.terminal.memory import memory_problem
 from axonn_ext.terminal.rows import Column, RowsFile, RowsTable
 from axonn_ext.train.config_file import load_config
 from axonn_ext.train.job import prepare
-from axonn_ext.train.memory import memory_problem
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 REMARKS = {"measured": "", "disk": "kept", "small": "too small to ask"}
@@ -232,7 +232,7 @@ def _request_of_file(args: argparse.Namespace, device: str) -> Request:
     job = prepare(config, world_size=config.grid.size)
     if config.model.implementation == "plain":
         raise UserError("model.implementation plain has no Linears of axonn_ext to tune")
-    grid, batch_size = job.grid_shape, config.micro_batch_size
+    grid, batch_size = config.grid, config.micro_batch_size
     products = linear_products(job.model, grid, batch_size=batch_size, adds_bias=device == "cuda")
     return Request(args.model, tuple(products), grid, batch_size, config.train.dtype, device)
 

@@ -17,8 +17,8 @@ from axonn_ext.planner.search.request import SEARCHED, Request
 from axonn_ext.spec.grid import GridShape
 from axonn_ext.terminal.errors import UserError
 from axonn_ext.train.config import Config
-from axonn_ext.train.corpora import sources_of
-from axonn_ext.train.job import device_of, vocabulary_and_model
+from axonn_ext.train.corpora import sources_of, text_and_model
+from axonn_ext.train.job import device_of
 
 # Part of a GPU's name -> the machine that has such GPUs. The first part that matches counts.
 _MACHINES_OF_GPUS = {
@@ -85,11 +85,10 @@ def make_request(config: Config, world_size: int, machine: Machine) -> Request:
 
     Raises ValueError for sizes that do not fit each other.
     """
-    _, model = vocabulary_and_model(config, sources_of(config))
-    model = dataclasses.replace(model, sequence_length=config.model.sequence_length)
+    _, model = text_and_model(config, sources_of(config))
     train, parallel = config.train, config.parallel
     return Request(
-        model=model,
+        model=config.at_length(model),
         model_name="the model",
         num_ranks=world_size,
         machine=machine,
@@ -120,7 +119,7 @@ def machine_here(device: str, dtype: str, world_size: int) -> tuple[Machine, str
             return measured, ""
         notes.append(f"not the measured one, which {problem}")
     gpu = "" if device == "cpu" else torch.cuda.get_device_name(0)
-    name = machine_of_gpu(gpu) if gpu else _CPUS
+    name = (machine_of_gpu(gpu) or _OTHER_GPUS) if gpu else _CPUS
     if name in (_CPUS, _OTHER_GPUS):
         notes.insert(0, f"a generic machine: {gpu} is not known" if gpu else "a generic machine")
     here = this_process()
@@ -158,11 +157,6 @@ def _with_memory(machine: Machine, memory_bytes: int) -> Machine:
     )  # fmt: skip
 
 
-def machine_of_gpu(gpu: str) -> str:
-    """Returns the known machine that has such GPUs; gpu: the driver's name of them."""
-    return known_machine_of_gpu(gpu) or _OTHER_GPUS
-
-
-def known_machine_of_gpu(gpu: str) -> str | None:
-    """Returns the known machine that has such GPUs; None if there is none."""
+def machine_of_gpu(gpu: str) -> str | None:
+    """Returns the known machine that has such GPUs, or None. gpu: the driver's name of them."""
     return next((name for part, name in _MACHINES_OF_GPUS.items() if part in gpu), None)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -17,31 +17,19 @@ from axonn_ext.checkpoint.saver import Saved
 from axonn_ext.optim import AdamW, LossScaler
 from axonn_ext.spec.grid import GridShape
 from axonn_ext.terminal.errors import UserError
-from axonn_ext.train.config import Config
+from axonn_ext.train.config import AUTO, Config
+from axonn_ext.train.differences import as_json, differences
 from axonn_ext.train.export import ORIGINS, Origins
 from axonn_ext.train.job import Job
 
-AUTO = "auto"
 FAREWELL_SECONDS = 10.0
 # Keys in the `extra` of a checkpoint, next to those of `export`: the state of the scaler, and how
 # many sequences were read.
 _LOSS_SCALER, _SEQUENCES = "loss_scaler", "sequences"
-NOTHING = "none"  # what `find_resumed` says if there is nothing to go on from
-_EFFECTS = {  # of a change on what is read
-    "train.batch_size": ": it goes on with the sequences behind those that were read",
-    "model.sequence_length": ": the text is cut anew, so that some of it is read again, some never",
-}
-# Tables and keys that may differ between a run and the one that goes on from it.
-_FREE_TABLES = ("grid", "parallel", "overlap", "pipeline", "checkpoint")
-_FREE_KEYS = {
-    *("train.threads", "train.device", "train.verify", "train.eval_interval"),
-    *("train.eval_batches", "train.micro_batches"),
-    *("optim.zero", "optim.offload", "optim.bucket_elements", "optim.offload_folder"),
-}
 
 
 def find_resumed(config: Config, folder: Path) -> str:
-    """Returns the checkpoint from which a run goes on, or NOTHING.
+    """Returns the checkpoint from which a run goes on; "" if there is none.
 
     Raises UserError if the one that was asked for is not there, or with AUTO if there are some of
     which none can be read.
@@ -52,7 +40,7 @@ def find_resumed(config: Config, folder: Path) -> str:
         if asked == AUTO:
             checkpoints.recover()
         if not asked or (asked == AUTO and not checkpoints.steps()):
-            return NOTHING
+            return ""
         return str(find_checkpoint(folder if asked == AUTO else Path(asked)).resolve())
     except (CheckpointError, OSError) as error:
         raise UserError(f"checkpoint.resume: {error}") from None
@@ -79,18 +67,11 @@ class RunCheckpoints:
     """
 
     def __init__(
-        self,
-        job: Job,
-        folder: Path,
-        *,
-        module: nn.Module,
-        optimizer: AdamW,
-        scaler: LossScaler | None = None,
-        say: Callable[[str], None] | None = None,
-    ) -> None:
+        self, job: Job, folder: Path, *, module: nn.Module, optimizer: AdamW,
+        scaler: LossScaler | None, say: Callable[[str], None] | None,
+    ) -> None:  # fmt: skip
         self._job, self._module, self._optimizer = job, module, optimizer
-        self._scaler = scaler
-        self._say = say
+        self._scaler, self._say = scaler, say
         table = job.config.checkpoint
         self._interval, self._shift = table.interval, 0
         self._saver: Saver | None = None
@@ -120,9 +101,9 @@ class RunCheckpoints:
                 self._scaler.load_state_dict(extra[_LOSS_SCALER])
             except ValueError as error:
                 raise UserError(f"checkpoint.resume: {path}: {error}") from None
-        now = _as_json(self._job.config)
-        self._shift = read - step * self._job.config.train.batch_size
-        return Resumed(step, self._shift, grid, list(_differences(saved, now)))
+        config = self._job.config
+        self._shift = read - step * config.train.batch_size
+        return Resumed(step, self._shift, grid, list(differences(saved, as_json(config))))
 
     def after_step(self, done: int, *, last: bool) -> None:
         """Saves after a step if one is due. An earlier save that failed is shown."""
@@ -131,13 +112,14 @@ class RunCheckpoints:
         extra: dict[str, Any] = {
             "step": done,
             "model": dataclasses.asdict(self._job.model),
-            "config": _as_json(self._job.config),
+            "config": as_json(self._job.config),
             ORIGINS: dataclasses.asdict(Origins.of(self._job)),
             _SEQUENCES: done * self._job.config.train.batch_size + self._shift,
         }
         if self._scaler is not None:
             extra[_LOSS_SCALER] = self._scaler.state_dict()
-        facts = {"grid": str(self._job.grid_shape), "ranks": self._job.grid_shape.size}
+        shape = self._job.config.grid
+        facts = {"grid": str(shape), "ranks": shape.size}
         self._settle(self._saver.wait)
         save = partial(
             self._saver.save, done, model=self._module, optimizer=self._optimizer, extra=extra,
@@ -169,30 +151,3 @@ class RunCheckpoints:
                 f"{saved.step:>7}  checkpoint: {saved.num_bytes / 1e6:,.1f} MB in "
                 f"{saved.seconds:.1f} s, {saved.path}"
             )
-
-
-def _as_json(config: Config) -> dict[str, Any]:
-    """Returns the values of all keys by table, as TOML has them: 0 stands for None."""
-    return dataclasses.asdict(
-        config, dict_factory=lambda items: {key: 0 if v is None else v for key, v in items}
-    )
-
-
-def _differences(saved: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
-    """Yields each key whose value changes what is computed, and is another one now."""
-    defaults = _as_json(Config())
-    for table, values in now.items():
-        if table in _FREE_TABLES:
-            continue
-        for key, value in values.items():
-            # A key that the saved run did not know yet had the effect of its default.
-            before = saved.get(table, {}).get(key, defaults[table][key])
-            free = f"{table}.{key}" in _FREE_KEYS
-            if key == "steps":  # the cosine ends there
-                free = now["optim"]["final_lr_fraction"] == 1
-            if not free and before != value:
-                effect = _EFFECTS.get(f"{table}.{key}", "")
-                yield (
-                    f"{table}.{key} was {before!r} in the run that is continued, now {value!r}"
-                    f"{effect}"
-                )

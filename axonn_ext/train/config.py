@@ -5,7 +5,7 @@ A table whose keys are options of axonn_ext.spec is the dataclass of these optio
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from axonn_ext.inputs.keys import key, keys_of
@@ -21,6 +21,7 @@ from axonn_ext.terminal.arguments import MOST_THREADS
 
 MAX_SEED = 2**32 - 1
 EXAMPLES = "examples"  # of [data] order
+AUTO = "auto"  # of [train] device and verify, and of [checkpoint] resume
 
 
 def _usual(name: str) -> Any:
@@ -229,6 +230,11 @@ class Config:
         return f"{pretrained}/tokenizer.json" if pretrained else "bytes"
 
     @property
+    def text_key(self) -> str:
+        """The key that names the text."""
+        return "data.mixture" if self.data.mixture else "data.text"
+
+    @property
     def micro_batch_size(self) -> int:
         """The sequences of one micro-batch over all processes."""
         return self.train.batch_size // self.train.micro_batches
@@ -241,6 +247,10 @@ class Config:
         """Returns the model with that vocabulary. Raises ValueError for sizes that do not fit."""
         sizes = {name: getattr(self.model, name) for name in keys_of(ModelConfig)}
         return ModelConfig(**sizes | {"vocab_size": vocab_size})
+
+    def at_length(self, model: ModelConfig) -> ModelConfig:
+        """Returns the model with the run's sequence length, at most that of a pretrained one."""
+        return replace(model, sequence_length=self.model.sequence_length)
 
     def goldfish_options(self) -> Goldfish | None:
         """Returns the options of Goldfish loss; None if it is off."""

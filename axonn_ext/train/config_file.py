@@ -66,11 +66,6 @@ def to_toml(config: Config) -> str:
     return "\n".join(lines[1:]) + "\n"
 
 
-def describe_keys() -> str:
-    """Returns every key with its default and meaning, for --help."""
-    return to_toml(Config())
-
-
 def _read(path: Path, option: str) -> Mapping[str, Any]:
     try:
         return read_toml(path)

@@ -1,44 +1,53 @@
-"""What a run reads: its sources, what is wrong with them, and its batches."""
+"""What a run reads: its sources, their vocabulary and what is wrong with them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from dataclasses import dataclass, fields
 from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from axonn_ext.data import (
-    Batches,
     ByteVocabulary,
     Corpus,
     CorpusOptions,
-    Evaluation,
-    EvaluationBatches,
     Examples,
-    PackedBatches,
-    PackedEvaluation,
     RowGroup,
     Source,
     StoredVocabulary,
-    TrainingBatches,
     Vocabulary,
     find_sources,
     load_corpus,
     load_examples,
     open_tokens,
+    padded_size,
     split,
     stored_examples,
     text_bytes,
+    vocabulary_of,
 )
 from axonn_ext.data.corpus import DOCUMENTS
 from axonn_ext.data.tokens import document_note
-from axonn_ext.terminal.errors import TrainingError, UserError
-from axonn_ext.train.config import EXAMPLES, Config
+from axonn_ext.spec.model import ModelConfig
+from axonn_ext.terminal.errors import UserError
+from axonn_ext.train.batches import make_batches, packed_batches
+from axonn_ext.train.config import EXAMPLES, Config, ModelTable
 
 if TYPE_CHECKING:
     from axonn_ext.data import Prompts
-    from axonn_ext.train.job import Job
+
+
+@dataclass(frozen=True)
+class Text:
+    """The sources of a run, and the vocabulary of their tokens."""
+
+    sources: tuple[Source, ...]
+    vocabulary: Vocabulary | StoredVocabulary
+
+    @property
+    def encoder(self) -> Vocabulary | None:
+        """The vocabulary that encodes text; None if the sources are token files, without one."""
+        return None if isinstance(self.vocabulary, StoredVocabulary) else self.vocabulary
 
 
 def sources_of(config: Config) -> tuple[Source, ...]:
@@ -47,12 +56,10 @@ def sources_of(config: Config) -> tuple[Source, ...]:
     try:
         return find_sources(data.text, data.mixture)
     except ValueError as error:
-        raise ValueError(f"{_key(config)}: {error}") from None
+        raise ValueError(f"{config.text_key}: {error}") from None
 
 
-def text_problems(
-    config: Config, vocabulary: Vocabulary | StoredVocabulary, sources: tuple[Source, ...]
-) -> list[str]:
+def text_problems(config: Config, text: Text) -> list[str]:
     """Returns problems with the sources that show without reading them.
 
     This includes whether they are long enough, but for text whose tokens are not bytes.
@@ -60,93 +67,115 @@ def text_problems(
     problems: list[str] = []
     if config.data.order == EXAMPLES:  # any length will do
         return problems
-    for source in sources:
+    for source in text.sources:
         try:
-            sizes = _sizes(config, vocabulary, source)
+            sizes = _sizes(config, text.vocabulary, source)
         except ValueError as error:
-            problems.append(f"{_key(config)}: {error}")
+            problems.append(f"{config.text_key}: {error}")
             continue
         unit = "bytes" if source.is_text else "tokens"
         problems += _length_problems(config, source, sizes, unit) if sizes else []
     return problems
 
 
-def load(job: Job) -> Corpus | Examples:
+def text_and_model(config: Config, sources: tuple[Source, ...]) -> tuple[Text, ModelConfig]:
+    """Opens the vocabulary, and describes the model for it.
+
+    Raises ValueError for sizes that do not fit each other, or a vocabulary that does not exist.
+    """
+    pretrained = _read_pretrained(config) if config.model.pretrained else None
+    size = config.model.vocab_size if pretrained is None else pretrained.vocab_size
+    text = Text(sources, vocabulary_of(sources, config.vocabulary, vocab_size=size))
+    if pretrained is None:
+        return text, config.model_config(_vocab_size(config, text))
+    if text.vocabulary.num_tokens > size:
+        raise ValueError(
+            f"model.pretrained: expected a vocabulary of at least {text.vocabulary.num_tokens}, "
+            f"the tokens of {config.vocabulary}, got {size}"
+        )
+    return text, pretrained
+
+
+def _read_pretrained(config: Config) -> ModelConfig:
+    """Returns the model of model.pretrained. Raises ValueError if other keys contradict it."""
+    table, default = config.model, ModelTable()
+    free = ("pretrained", "implementation", "sequence_length")
+    for key in fields(table):
+        value = getattr(table, key.name)
+        if key.name not in free and value != getattr(default, key.name):
+            raise ValueError(
+                f"model.{key.name}: expected nothing beside model.pretrained, whose config.json "
+                f"decides it, got {value}"
+            )
+    from axonn_ext.pretrained import read_model
+
+    found = read_model(Path(table.pretrained))
+    if table.sequence_length > found.sequence_length:
+        raise ValueError(
+            f"model.sequence_length: expected at most {found.sequence_length}, as config.json of "
+            f"{table.pretrained} says, got {table.sequence_length}"
+        )
+    return found
+
+
+def _vocab_size(config: Config, text: Text) -> int:
+    """Returns the size of the model's vocabulary.
+
+    Raises ValueError if it is smaller than the number of tokens.
+    """
+    asked, needed = config.model.vocab_size, text.vocabulary.num_tokens
+    if asked and asked < needed:
+        name = f"data.vocabulary {config.vocabulary}"
+        if isinstance(text.vocabulary, StoredVocabulary):
+            name = text.vocabulary.name
+        raise ValueError(
+            f"model.vocab_size: expected at least {needed}, the tokens of {name}, got {asked}; 0 "
+            "takes what is needed"
+        )
+    return asked or padded_size(needed)
+
+
+def load(config: Config, text: Text, vocab_size: int) -> Corpus | Examples:
     """Opens the sources, and reads those that are text.
 
-    Raises UserError if one is too short or does not fit the vocabulary.
+    vocab_size: of the model. Raises UserError if a source is too short or does not fit it.
     """
-    config, data = job.config, job.config.data
-    vocabulary = None if isinstance(job.vocabulary, StoredVocabulary) else job.vocabulary
+    data = config.data
     if data.order == EXAMPLES:
-        examples = examples_of(config, vocabulary, job.model.vocab_size, source=job.sources[0])
+        examples = examples_of(config, text, vocab_size)
         _check_epochs(config, examples)
-        make_batches(job, examples, RowGroup())
+        make_batches(config, examples, RowGroup())
         return examples
     if data.epochs:
         raise UserError(f"data.epochs: expected 0 with data.order {data.order}, got {data.epochs}")
     options = CorpusOptions(
         order=data.order, held_out=data.held_out, max_bytes=data.max_bytes,
-        vocab_size=job.model.vocab_size,
+        vocab_size=vocab_size,
     )  # fmt: skip
     try:
-        corpus = load_corpus(job.sources, vocabulary, options)
-        make_batches(job, corpus, RowGroup())
+        corpus = load_corpus(text.sources, text.encoder, options)
+        make_batches(config, corpus, RowGroup())
     except ValueError as error:
-        raise UserError(f"{_key(config)}: {error}") from None
+        raise UserError(f"{config.text_key}: {error}") from None
     return corpus
 
 
-def make_batches(
-    job: Job, corpus: Corpus | Examples, group: RowGroup
-) -> tuple[Batches, Evaluation | None]:
-    """Returns a row group's share of the batches for training and, if asked for, evaluation.
-
-    Raises: ValueError if the text is too short.
-    """
-    train, length = job.config.train, job.config.model.sequence_length
-    if isinstance(corpus, Examples):
-        packed = packed_batches(job.config, corpus, group)
-        if not train.eval_interval or not corpus.held_out:
-            return packed, None
-        return packed, PackedEvaluation(
-            corpus.held_out, sequence_length=length, batch_size=job.config.micro_batch_size,
-            num_batches=train.eval_batches, group=group,
-        )  # fmt: skip
-    order = corpus.training_order(
-        sequence_length=length, batch_size=train.batch_size, seed=train.seed
-    )
-    training = TrainingBatches(
-        order, batch_size=train.batch_size, num_micro_batches=train.micro_batches, group=group,
-        goldfish=job.config.goldfish_options(),
-    )  # fmt: skip
-    if not train.eval_interval:
-        return training, None
-    evaluation = EvaluationBatches(
-        corpus.held_out(), sequence_length=length, batch_size=job.config.micro_batch_size,
-        num_batches=train.eval_batches, weights=corpus.weights, group=group,
-    )  # fmt: skip
-    return training, evaluation
-
-
-def examples_of(
-    config: Config, vocabulary: Vocabulary | None, vocab_size: int, *, source: Source
-) -> Examples:
+def examples_of(config: Config, text: Text, vocab_size: int) -> Examples:
     """Reads the examples of a configuration: lines of text, or the documents of token files.
 
-    vocabulary: may be None if the source is no text. Raises UserError for what is no example.
+    Raises UserError for what is no example.
     """
-    data = config.data
+    data, source = config.data, text.sources[0]
     if data.mixture or not data.text:
-        raise UserError(f"{_key(config)}: data.order examples needs a text in data.text")
+        raise UserError(f"{config.text_key}: data.order examples needs a text in data.text")
     if data.max_bytes:
         raise UserError("data.max_bytes: expected 0 with data.order examples, which reads all")
     length, skips = config.model.sequence_length, data.on_unusable == "skip"
     try:
         if source.is_text:
-            assert vocabulary is not None, "a text needs a vocabulary"
+            assert text.encoder is not None, "a text needs a vocabulary"
             return load_examples(
-                data.text, _prompts(config, vocabulary, vocab_size), sequence_length=length,
+                data.text, _prompts(config, text.encoder, vocab_size), sequence_length=length,
                 held_out=data.held_out, skips=skips,
             )  # fmt: skip
         return stored_examples(
@@ -200,35 +229,12 @@ def _check_epochs(config: Config, examples: Examples) -> None:
         )
 
 
-def packed_batches(config: Config, examples: Examples, group: RowGroup) -> PackedBatches:
-    """Returns a row group's share of the packed examples."""
-    train = config.train
-    return PackedBatches(
-        examples.train, sequence_length=config.model.sequence_length, batch_size=train.batch_size,
-        num_micro_batches=train.micro_batches, seed=train.seed, epochs=config.data.epochs,
-        group=group, goldfish=config.goldfish_options(),
-    )  # fmt: skip
-
-
-@contextmanager
-def reading(config: Config) -> Iterator[None]:
-    """Must enclose the reading of batches; turns errors of files into TrainingError."""
-    try:
-        yield
-    except ValueError as error:
-        raise TrainingError(f"{_key(config)}: {error}") from None
-
-
 class _Sizes(NamedTuple):
     """Of the parts of a source; the note says why there is nothing to train on."""
 
     train: int
     held_out: int
     note: str = ""
-
-
-def _key(config: Config) -> str:
-    return "data.mixture" if config.data.mixture else "data.text"
 
 
 def _sizes(
@@ -258,8 +264,8 @@ def _length_problems(config: Config, source: Source, sizes: _Sizes, unit: str) -
         parts.append(("held-out text (data.held_out)", sizes.held_out, ""))
     of = f" of {source.name}" if config.data.mixture else ""
     return [
-        f"{_key(config)}: the {part}{of} has {size} {unit}, but one sequence with its labels needs "
-        f"{needed} (model.sequence_length + 1){note}"
+        f"{config.text_key}: the {part}{of} has {size} {unit}, but one sequence with its labels "
+        f"needs {needed} (model.sequence_length + 1){note}"
         for part, size, note in parts
         if size < needed
     ]

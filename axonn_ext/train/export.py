@@ -1,4 +1,4 @@
-"""Writes the model of a checkpoint as transformers loads it, with the tokenizer of its run."""
+"""Writes the model of a run or of a checkpoint as transformers loads it, with its tokenizer."""
 
 from __future__ import annotations
 
@@ -8,23 +8,29 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from torch import nn
 from torch.distributed import HashStore
 
 import axonn_ext
 from axonn_ext import models
 from axonn_ext.checkpoint import CheckpointError, load
+from axonn_ext.checkpoint.files import remove
 from axonn_ext.checkpoint.manifest import read_manifest
 from axonn_ext.data import StoredVocabulary
 from axonn_ext.data.source import expand_home
 from axonn_ext.data.tokenizer_files import TOKENIZER
 from axonn_ext.data.vocabulary import BYTES
+from axonn_ext.inputs.errors import InputError
 from axonn_ext.inputs.files import is_file, is_folder
 from axonn_ext.launch import process
 from axonn_ext.launch.place import Process
 from axonn_ext.models import ModelConfig, ParallelConfig
+from axonn_ext.models.transformer import Transformer
+from axonn_ext.terminal.errors import TrainingError
 from axonn_ext.train.config import LoraTable
 from axonn_ext.train.job import DTYPES, Job
 from axonn_ext.train.model import add_adapters
+from axonn_ext.train.run_folder import ADAPTER, MODEL
 
 ORIGINS = "origins"  # the key of a checkpoint for what follows
 
@@ -44,7 +50,7 @@ class Origins:
     def of(cls, job: Job) -> Origins:
         """Returns those of a run, as paths that hold in any working directory."""
         base, name = job.config.model.pretrained, job.config.data.vocabulary
-        if isinstance(job.vocabulary, StoredVocabulary):
+        if isinstance(job.text.vocabulary, StoredVocabulary):
             name = ""
         elif name not in ("", BYTES):
             name = str(expand_home(name).resolve())
@@ -71,6 +77,32 @@ class Origins:
                     "copy"
                 )
         return place
+
+
+def save_trained(job: Job, module: nn.Module, folder: Path, *, rank: int) -> Path | None:
+    """Writes a model that began as a pretrained one; returns where. All ranks call it.
+
+    folder: of the run. Raises TrainingError if that fails.
+    """
+    lora, base = job.config.lora.rank > 0, job.config.model.pretrained
+    if not base or not isinstance(module, Transformer):
+        return None
+    saved = folder / (ADAPTER if lora else MODEL)
+    fresh = saved.with_name(f".{saved.name}.new")
+    if rank == 0:
+        remove(fresh)
+    try:
+        if lora:
+            axonn_ext.save_adapter(module, fresh, base=str(Path(base).resolve()))
+        else:
+            tokenizer = Origins.of(job).tokenizer or None
+            axonn_ext.save_pretrained(module, fresh, like=base, tokenizer=tokenizer)
+        if rank == 0:  # a run that this one goes on with may have written one
+            remove(saved)
+            fresh.rename(saved)
+    except (InputError, OSError) as error:
+        raise TrainingError(str(error)) from None
+    return saved
 
 
 def export(

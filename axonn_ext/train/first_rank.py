@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import importlib.util
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
 from axonn_ext.terminal.console import Console, say
 from axonn_ext.terminal.files import writing
-from axonn_ext.train.job import Job
+from axonn_ext.train.checkpoints import Resumed
 from axonn_ext.train.metrics import (
     METRICS_FILE,
     MetricsFile,
@@ -19,54 +20,101 @@ from axonn_ext.train.metrics import (
     read_metrics,
 )
 from axonn_ext.train.plot import plot_loss
+from axonn_ext.train.run import Audience, Run
 from axonn_ext.train.run_folder import ADAPTER, LOSS_PICTURE, PROFILE_FILE, create_folder
 from axonn_ext.train.terminal import Terminal, describe_grid, duration, print_header
 from axonn_ext.train.trainer import Trainer
-from axonn_ext.train.worker import Run
 
 
-def train_and_show(run: Run, *, threads: int, profile: bool, notes: Sequence[str]) -> None:
-    """Trains on rank 0, which also shows the progress and writes the files and the picture.
+class User(Audience):
+    """Shows the user what the run does, and writes its files and the picture."""
 
-    notes: lines that are shown above all else, but for empty ones
-    """
-    console, job, folder = Console(), run.job, run.folder
-    tell = partial(say, console)
-    sinks: list[MetricsSink] = []
-    continues = run.resumed is not None and folder.resolve() in run.resumed.parents
-    trainer = run.make_trainer(
-        sinks=sinks, profile=folder / PROFILE_FILE if profile else None, say=tell
-    )
-    for note in filter(None, notes):  # not before: the model's files may not fit
-        tell(note)
-    print_header(
-        console, job, run.corpus, threads=threads, folder=str(folder),
-        ranks_of_host=run.ranks_of_host,
-    )  # fmt: skip
-    create_folder(folder, job.config, resumes=continues)  # now that nothing is missing
-    if run.resumed is not None:
-        _resume_and_show(trainer, run.resumed, tell)
-    if trainer.is_done:
-        tell(f"nothing is left to do: train.steps is {job.config.train.steps:,}")
-        run.save(trainer)  # the run that took the last step may have ended before this
-        run.watching.close()
-        return
-    if run.needs_warm_up:
-        _warm_up_and_show(trainer, console)
-    before = trainer.steps_done
-    seconds = _train_with_sinks(run, trainer, console, sinks)
-    saved = run.save(trainer) if trainer.is_done else None
-    run.watching.close()
-    if not trainer.is_done:
-        tell(f"ended after step {trainer.steps_done:,}, which is saved: --resume auto goes on")
-        return
-    tokens = (trainer.steps_done - before) * job.config.tokens_per_step
-    _summarise(
-        job, console, folder=folder, tokens=tokens, seconds=seconds, notes=_notes(trainer),
-        profile=profile,
-    )  # fmt: skip
-    if saved is not None:
-        tell(_of_saved(saved))
+    def __init__(self, run: Run, *, profile: bool) -> None:
+        self._run, self._job, self._folder, self._console = run, run.job, run.folder, Console()
+        self._tell = self.say = partial(say, self._console)
+        self.profile = run.folder / PROFILE_FILE if profile else None
+        self._before: int | None = None  # the steps that were done before those of `steps`
+        self._seconds = 0.0
+
+    def begins(self) -> None:
+        run, folder = self._run, self._folder
+        for note in filter(None, run.notes):  # not before: the model's files may not fit
+            self._tell(note)
+        print_header(
+            self._console, self._job, run.corpus, threads=run.threads, folder=str(folder),
+            ranks_of_host=run.here.local_world_size,
+        )  # fmt: skip
+        continues = run.resumed is not None and folder.resolve() in run.resumed.parents
+        create_folder(folder, self._job.config, resumes=continues)
+
+    def resumed(self, path: Path, resumed: Resumed) -> None:
+        self._tell(f"resumed  step {resumed.step:,} of a run on {resumed.grid}, from {path}")
+        for note in resumed.notes:
+            self._tell(f"         {note}")
+        self._tell("")
+
+    def nothing_left(self) -> None:
+        self._tell(f"nothing is left to do: train.steps is {self._job.config.train.steps:,}")
+
+    def warmed_up(self, num_measured: int, seconds: float) -> None:
+        if num_measured:
+            self._tell(f"warm-up: measured the algorithms of {num_measured} ops in {seconds:.1f} s")
+
+    @contextmanager
+    def steps(self, trainer: Trainer) -> Iterator[Sequence[MetricsSink]]:
+        sinks: list[MetricsSink] = [
+            MetricsFile(self._folder, first_step=trainer.steps_done),
+            Terminal(
+                self._console, num_steps=self._job.config.train.steps,
+                scales_loss=trainer.scaler is not None,
+                has_peak=self._job.rates.peak_flops is not None,
+            ),
+        ]  # fmt: skip
+        if TensorBoard.installed():
+            sinks.append(TensorBoard(self._folder))
+        self._before, began = trainer.steps_done, time.perf_counter()
+        try:
+            yield sinks
+        finally:
+            for sink in sinks:
+                sink.close()
+        self._seconds = time.perf_counter() - began
+
+    def ended(self, trainer: Trainer, saved: Path | None) -> None:
+        done = trainer.steps_done
+        if self._before is None:
+            return
+        if not trainer.is_done:
+            self._tell(f"ended after step {done:,}, which is saved: --resume auto goes on")
+            return
+        tokens = (done - self._before) * self._job.config.tokens_per_step
+        self._summarise(tokens / self._seconds, _notes(trainer))
+        if saved is not None:
+            self._tell(_of_saved(saved))
+
+    def _summarise(self, speed: float, notes: Sequence[str]) -> None:
+        model, folder = self._job.model, self._folder
+        run = read_metrics(folder)
+        first, last = run.steps[0].loss, run.steps[-1].loss
+        change = f" ({1 - last / first:.0%} lower)" if first else ""
+        lines = [
+            f"loss {first:.4f} -> {last:.4f}{change} in {duration(self._seconds)}, "
+            f"{speed:,.0f} tokens/s",
+            *notes,
+        ]
+        files = [METRICS_FILE, *([PROFILE_FILE] if self.profile else [])]
+        if importlib.util.find_spec("matplotlib"):
+            size = f"{model.num_parameters() / 1e6:.2f} M parameters"
+            title, grid = f"Training loss: {model.family}, {size}", describe_grid(self._job)
+            with writing("--out", folder / LOSS_PICTURE):
+                plot_loss(run, folder / LOSS_PICTURE, title=title, subtitle=grid)
+            files.append(LOSS_PICTURE)
+        else:
+            lines.append(f"no {LOSS_PICTURE}: that needs matplotlib (pip install matplotlib)")
+        lines.append("written: " + ", ".join(str(folder / name) for name in files))
+        self._console.print()
+        for line in lines:
+            self._tell(line)
 
 
 def _of_saved(folder: Path) -> str:
@@ -74,47 +122,6 @@ def _of_saved(folder: Path) -> str:
     if folder.name == ADAPTER:
         return f"adapter: {folder}, in PEFT's format; axonn-ext generate takes it with --adapter"
     return f"model: {folder}, which transformers loads, as does axonn-ext generate --model"
-
-
-def _train_with_sinks(
-    run: Run, trainer: Trainer, console: Console, sinks: list[MetricsSink]
-) -> float:
-    """Runs the steps, and returns the seconds that they took."""
-    sinks += [
-        MetricsFile(run.folder, first_step=trainer.steps_done),
-        Terminal(
-            console,
-            num_steps=run.job.config.train.steps,
-            scales_loss=trainer.scaler is not None,
-            has_peak=run.job.rates.peak_flops is not None,
-        ),
-    ]
-    if TensorBoard.installed():
-        sinks.append(TensorBoard(run.folder))
-    began = time.perf_counter()
-    try:
-        trainer.run()
-    finally:
-        for sink in sinks:
-            sink.close()
-    return time.perf_counter() - began
-
-
-def _resume_and_show(trainer: Trainer, path: Path, tell: Callable[[str], None]) -> None:
-    resumed = trainer.resume(path)
-    tell(f"resumed  step {resumed.step:,} of a run on {resumed.grid}, from {path}")
-    for note in resumed.notes:
-        tell(f"         {note}")
-    tell("")
-
-
-def _warm_up_and_show(trainer: Trainer, console: Console) -> None:
-    began = time.perf_counter()
-    num_measured = trainer.warm_up()
-    if num_measured:
-        seconds = time.perf_counter() - began
-        text = f"warm-up: measured the algorithms of {num_measured} ops in {seconds:.1f} s"
-        say(console, text)
 
 
 def _notes(trainer: Trainer) -> list[str]:
@@ -130,36 +137,3 @@ def _notes(trainer: Trainer) -> list[str]:
         *([f"skipped steps, whose loss or gradient was not finite: {skipped}"] if skipped else []),
         *trainer.exposure.summary(),
     ]
-
-
-def _summarise(
-    job: Job,
-    console: Console,
-    *,
-    folder: Path,
-    tokens: int,
-    seconds: float,
-    notes: list[str],
-    profile: bool,
-) -> None:
-    run = read_metrics(folder)
-    first, last = run.steps[0].loss, run.steps[-1].loss
-    speed = tokens / seconds
-    change = f" ({1 - last / first:.0%} lower)" if first else ""
-    lines = [
-        f"loss {first:.4f} -> {last:.4f}{change} in {duration(seconds)}, {speed:,.0f} tokens/s",
-        *notes,
-    ]
-    files = [METRICS_FILE, *([PROFILE_FILE] if profile else [])]
-    if importlib.util.find_spec("matplotlib"):
-        size = f"{job.model.num_parameters() / 1e6:.2f} M parameters"
-        title = f"Training loss: {job.model.family}, {size}"
-        with writing("--out", folder / LOSS_PICTURE):
-            plot_loss(run, folder / LOSS_PICTURE, title=title, subtitle=describe_grid(job))
-        files.append(LOSS_PICTURE)
-    else:
-        lines.append(f"no {LOSS_PICTURE}: that needs matplotlib (pip install matplotlib)")
-    lines.append("written: " + ", ".join(str(folder / name) for name in files))
-    console.print()
-    for line in lines:
-        say(console, line)

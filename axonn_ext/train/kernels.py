@@ -17,9 +17,9 @@ from axonn_ext.launch import process
 from axonn_ext.launch.place import Process
 from axonn_ext.locked import Lock, find_locks
 from axonn_ext.settings import worker_environment
+from axonn_ext.train.config import AUTO
 from axonn_ext.train.job import Job
 
-AUTO = "auto"
 VERIFY = (sys.executable, "-m", "axonn_ext", "verify")
 SIGN_SECONDS = 1.0  # between signs of life; a quarter of AXONN_TIMEOUT_SECONDS if that is shorter
 # The command ends by itself in 3 minutes, or where Triton compiles the kernels in less than this.
@@ -75,10 +75,10 @@ def verify_where_unknown(
 
 def _locks_of(job: Job) -> list[Lock]:
     """Returns the locks that matter to the job."""
-    uses_auto = job.parallel.algorithm == "auto" and job.config.model.implementation != "plain"
+    config, shape = job.config, job.config.grid
+    uses_auto = config.parallel.algorithm == AUTO and config.model.implementation != "plain"
     if job.device != "cuda" or not uses_auto:
         return []
-    shape = job.grid_shape
     return list(find_locks(dtype=job.dtype, sizes=(shape.x, shape.y, shape.z)).values())
 
 

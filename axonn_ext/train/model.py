@@ -146,7 +146,7 @@ class PipelineModel:
 
         self.module = _build(job, grid, dtype=job.dtype, device=job.device)
         self.pipeline = Pipeline(
-            self.module, grid, job.pipeline, overlap=job.config.overlap_options()
+            self.module, grid, job.config.pipeline, overlap=job.config.overlap_options()
         )
         self.orchestrator = self.pipeline.orchestrator
         self.waited_seconds = 0.0
@@ -214,14 +214,14 @@ def _build(
     config = job.config
     if not config.model.pretrained:
         return models.build(
-            job.model, grid, job.parallel, stages=job.stages, seed=config.train.seed, dtype=dtype,
-            device=device,
+            job.model, grid, config.parallel, stages=job.stages, seed=config.train.seed,
+            dtype=dtype, device=device,
         )  # fmt: skip
     # Tables of rotary positions need not be longer than the sequences.
     length = config.model.sequence_length if job.model.traits.rotary else None
     try:
         return axonn_ext.from_pretrained(
-            config.model.pretrained, grid, job.parallel, stages=job.stages, dtype=dtype,
+            config.model.pretrained, grid, config.parallel, stages=job.stages, dtype=dtype,
             device=device, sequence_length=length,
         )  # fmt: skip
     except InputError as error:

@@ -59,13 +59,8 @@ def _plot_loss_scale(axes: Axes, steps: Sequence[StepMetrics]) -> None:
                   ha="right", va="bottom", transform=axes.transAxes)  # fmt: skip
 
 
-def plot_comparison(comparison: Comparison, path: Path, *, subtitle: str) -> None:
-    """Draws the training losses of two runs, and below them their differences, as a PNG file."""
-    draw_comparison(comparison, subtitle=subtitle).savefig(path)
-
-
 def draw_comparison(comparison: Comparison, *, subtitle: str) -> Figure:
-    """Returns the figure that `plot_comparison` writes."""
+    """Returns a figure of the training losses of two runs, and below them of their differences."""
     names = (comparison.name, comparison.reference_name)
     figure, upper, lower = _canvas(f"{names[0]} and {names[1]}", subtitle, rows=2)
     tokens = [pair.tokens for pair in comparison.pairs]

@@ -17,9 +17,8 @@ from axonn_ext.launch import process
 from axonn_ext.launch.place import Process
 from axonn_ext.stores import file_name
 from axonn_ext.terminal.errors import TrainingError, UserError
-from axonn_ext.train.checkpoints import AUTO
 from axonn_ext.train.claim import CLAIM
-from axonn_ext.train.config import Config
+from axonn_ext.train.config import AUTO, Config
 from axonn_ext.train.config_file import to_toml
 from axonn_ext.train.metrics import METRICS_FILE, TENSORBOARD_FOLDER
 from axonn_ext.watchdog.summary import HANGS

@@ -106,7 +106,7 @@ def print_header(
         f"{model.num_parameters() / 1e6:.2f} M parameters: "
         f"{model.num_layers} layers, {model.hidden_size} features, {model.num_heads} heads",
         "grid": describe_grid(job) + f", {threads} {'thread' if threads == 1 else 'threads'} each",
-        "hosts": describe_hosts(job.grid_shape, ranks_of_host),
+        "hosts": describe_hosts(config.grid, ranks_of_host),
         "text": _describe_corpus(job, corpus) + _describe_goldfish(job),
         "steps": f"{config.train.steps:,} of {config.train.batch_size} x "
         f"{config.model.sequence_length} = {config.tokens_per_step:,} tokens"
@@ -123,10 +123,11 @@ def print_header(
 
 
 def _describe_corpus(job: Job, corpus: Corpus | Examples) -> str:
-    vocabulary = f"{job.vocabulary.num_tokens:,} tokens of {job.config.vocabulary}"
-    if isinstance(job.vocabulary, StoredVocabulary):
-        vocabulary = f"{job.vocabulary.num_tokens:,} tokens of {job.vocabulary.name}"
-    elif isinstance(job.vocabulary, ByteVocabulary):
+    known = job.text.vocabulary
+    vocabulary = f"{known.num_tokens:,} tokens of {job.config.vocabulary}"
+    if isinstance(known, StoredVocabulary):
+        vocabulary = f"{known.num_tokens:,} tokens of {known.name}"
+    elif isinstance(known, ByteVocabulary):
         vocabulary = "bytes"
     if isinstance(corpus, Examples):
         cut = f" ({corpus.num_cut:,} cut to a sequence)" if corpus.num_cut else ""
@@ -170,12 +171,12 @@ def _describe_source(opened: OpenSource) -> str:
 
 def describe_grid(job: Job) -> str:
     """Describes the grid, the processes and the dtype, for headers and titles."""
-    dtype = job.config.train.dtype
-    if job.config.model.implementation == "plain":
+    config, dtype = job.config, job.config.train.dtype
+    if config.model.implementation == "plain":
         return f"plain PyTorch, 1 process, {dtype}"
-    count = job.grid_shape.size
+    count = config.grid.size
     processes = "1 process" if count == 1 else f"{count} processes"
-    return f"{job.grid_shape}: {processes}, {job.parallel.layout}, {dtype}"
+    return f"{config.grid}: {processes}, {config.parallel.layout}, {dtype}"
 
 
 def describe_hosts(shape: GridShape, ranks_of_host: int) -> str:

@@ -16,15 +16,15 @@ from torch import nn
 
 import axonn_ext
 from axonn_ext.checkpoint import CheckpointError
-from axonn_ext.data import Batch, Corpus, Examples, RowGroup
+from axonn_ext.data import Batch, Batches, Evaluation
 from axonn_ext.grid import Grid
 from axonn_ext.optim import AdamW, LossScaler, WarmupCosine
 from axonn_ext.terminal.errors import TrainingError
+from axonn_ext.train.batches import count_labels, reading
 from axonn_ext.train.checkpoints import Resumed, RunCheckpoints
-from axonn_ext.train.corpora import make_batches, reading
+from axonn_ext.train.config import OptimTable
 from axonn_ext.train.exposure import Exposure
 from axonn_ext.train.job import Job
-from axonn_ext.train.kept_labels import count_labels
 from axonn_ext.train.metrics import EvaluationMetrics, MetricsSink, StepMetrics
 from axonn_ext.train.model import TrainedModel
 from axonn_ext.train.nonfinite import NonFinite
@@ -47,10 +47,12 @@ class Gradients:
 
 
 class Trainer:
-    """Trains a model on a job's text. All ranks run the same; only rank 0 has sinks of metrics.
+    """Trains a model on a job's text. All ranks run the same.
 
-    folder: of the run, where its checkpoints are. say: shows a line to the user, on rank 0. stop:
-    returns, after each step and alike on all ranks, whether the run is to save and end.
+    training    this rank's share of the batches; evaluation: of those of held-out text, if any
+    folder      of the run, where its checkpoints are
+    stop        returns, after each step and alike on all ranks, whether the run is to save and end
+    say         shows a line to the user, on rank 0
     """
 
     def __init__(
@@ -58,41 +60,29 @@ class Trainer:
         job: Job,
         grid: Grid,
         *,
+        training: Batches,
+        evaluation: Evaluation | None,
         model: TrainedModel,
-        corpus: Corpus | Examples,
+        optimizer: AdamW,
         folder: Path,
-        sinks: Sequence[MetricsSink] = (),
+        stop: Callable[[int], bool] | None = None,
         profile: Path | None = None,
         say: Callable[[str], None] | None = None,
-        stop: Callable[[int], bool] | None = None,
     ) -> None:
         config, optim = job.config, job.config.optim
         self._config, self._device, self._grid = config, job.device, grid
-        self._rates = job.rates
-        self._model = model
-        self._sinks = sinks
-        self._training, self._evaluation = make_batches(job, corpus, row_group(grid))
-        self._optimizer = AdamW(
-            model.module, lr=optim.lr, betas=(optim.beta1, optim.beta2), eps=optim.eps,
-            weight_decay=optim.weight_decay, zero=optim.zero, offload=optim.offload,
-            bucket_elements=optim.bucket_elements, folder=optim.offload_folder or None,
-        )  # fmt: skip
+        self._rates, self._stop = job.rates, stop
+        self._training, self._evaluation = training, evaluation
+        self._model, self._optimizer = model, optimizer
+        self._sinks: Sequence[MetricsSink] = ()
         self._schedule = WarmupCosine(
-            peak=optim.lr,
-            final=optim.lr * optim.final_lr_fraction,
-            warmup_steps=optim.warmup_steps,
-            total_steps=config.train.steps,
-        )
+            peak=optim.lr, final=optim.lr * optim.final_lr_fraction,
+            warmup_steps=optim.warmup_steps, total_steps=config.train.steps,
+        )  # fmt: skip
         self._scaler = job.loss_scaler()
         self._checkpoints = RunCheckpoints(
-            job,
-            folder,
-            module=model.module,
-            optimizer=self._optimizer,
-            scaler=self._scaler,
-            say=say,
+            job, folder, module=model.module, optimizer=optimizer, scaler=self._scaler, say=say
         )
-        self._stop = stop
         self._done = 0  # steps
         self._first_step_done = (0, 0.0)  # the first step of this process, and when it ended
         self._nonfinite = NonFinite(config, model.module, say, self._scaler, grid)
@@ -130,11 +120,6 @@ class Trainer:
         return resumed
 
     @property
-    def module(self) -> nn.Module:
-        """The model that is trained."""
-        return self._model.module
-
-    @property
     def num_skipped(self) -> int:
         """The steps that were skipped because a loss or gradient was not finite."""
         return self._nonfinite.num_skipped
@@ -154,12 +139,15 @@ class Trainer:
         """The steps that are done, those before a resumed checkpoint included."""
         return self._done
 
-    def run(self) -> None:
+    def run(self, sinks: Sequence[MetricsSink] = ()) -> None:
         """Runs the steps that are left, and waits until the last checkpoint is on the disk.
+
+        sinks: of metrics; only rank 0 has some.
 
         Raises TrainingError when a loss or gradient is not finite (see NonFinite), or if that
         checkpoint cannot be written.
         """
+        self._sinks = sinks
         try:
             self._run()
             self._checkpoints.close()
@@ -268,10 +256,13 @@ class Trainer:
             sink.step(metrics)
 
 
-def row_group(grid: Grid) -> RowGroup:
-    """Returns the row group of this rank's data and z coordinates, whose sequences it reads."""
-    num_z = grid.size("z")
-    return RowGroup(grid.coords["data"] * num_z + grid.coords["z"], grid.size("data") * num_z)
+def make_optimizer(module: nn.Module, optim: OptimTable) -> AdamW:
+    """Returns the optimizer that a configuration asks for."""
+    return AdamW(
+        module, lr=optim.lr, betas=(optim.beta1, optim.beta2), eps=optim.eps,
+        weight_decay=optim.weight_decay, zero=optim.zero, offload=optim.offload,
+        bucket_elements=optim.bucket_elements, folder=optim.offload_folder or None,
+    )  # fmt: skip
 
 
 def peak_memory_bytes() -> int:

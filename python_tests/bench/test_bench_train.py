@@ -44,7 +44,7 @@ from axonn_ext.cli.main import Parser
 from axonn_ext.models import ModelConfig, ParallelConfig
 from axonn_ext.terminal.errors import UserError
 from axonn_ext.terminal.rows import RowsFile
-from axonn_ext.train.auto_grid import known_machine_of_gpu, machine_of_gpu
+from axonn_ext.train.auto_grid import machine_of_gpu
 from commands import AXONN, run, torchrun
 
 SMALL = Workload(
@@ -311,9 +311,8 @@ def test_the_table_of_gpus_has_the_share_of_the_peak(capsys):
 
 
 def test_the_peak_is_that_of_a_known_gpu():
-    assert known_machine_of_gpu("NVIDIA H100 80GB HBM3") == "dgx-h100"
-    assert known_machine_of_gpu("GPU in software") is None
-    assert machine_of_gpu("GPU in software") == "ethernet"
+    assert machine_of_gpu("NVIDIA H100 80GB HBM3") == "dgx-h100"
+    assert machine_of_gpu("GPU in software") is None
     assert peak_of("cpu", "bf16") is None
 
 

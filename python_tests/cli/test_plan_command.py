@@ -274,7 +274,7 @@ def test_written_configuration_is_what_was_planned_and_can_be_prepared(
 ) -> None:
     best, config = content["configs"][0], load_config(files / "best.toml")
     job = prepare(config, world_size=8)
-    assert job.grid_shape.as_dict() == best["grid"]
+    assert job.config.grid.as_dict() == best["grid"]
     assert job.model.num_parameters() == content["model"]["num_parameters"]
     assert (config.train.batch_size, config.train.micro_batches) == (64, best["micro_batches"])
     assert config.train.dtype == "bf16"
@@ -416,10 +416,10 @@ def test_pipeline_stages_are_planned_when_they_are_asked_for(
 
     config = load_config(written)
     job = prepare(config, world_size=16)
-    assert job.grid_shape.as_dict() == best["grid"]
+    assert job.config.grid.as_dict() == best["grid"]
     blocks = {"blocks": config.pipeline.blocks}
-    assert dataclasses.asdict(job.pipeline) == best["pipeline"] | blocks
-    assert job.stages == Stages.balanced(job.model, best["grid"]["pipe"], job.pipeline.chunks)
+    assert dataclasses.asdict(config.pipeline) == best["pipeline"] | blocks
+    assert job.stages == Stages.balanced(job.model, best["grid"]["pipe"], config.pipeline.chunks)
     assert config.pipeline.blocks == ",".join(str(len(blocks)) for blocks in job.stages.blocks)
     assert (config.train.batch_size, config.train.micro_batches) == (64, best["micro_batches"])
 
@@ -431,7 +431,7 @@ def test_pipeline_stages_are_planned_when_they_are_asked_for(
         mine = [(e["ts"], e["ts"] + e["dur"]) for e in spans if e["tid"] == row]
         assert all(a[1] <= b[0] + 1e-3 for a, b in itertools.pairwise(mine))
         forwards = [e for e in spans if e["tid"] == row and e["name"].endswith("forward")]
-        assert len(forwards) == best["micro_batches"] * job.pipeline.chunks
+        assert len(forwards) == best["micro_batches"] * config.pipeline.chunks
     longest = max(e["ts"] + e["dur"] for e in spans)
     assert longest / 1e6 == pytest.approx(best["step_time_s"], rel=0.02)
     assert files["timeline"].with_suffix(".png").read_bytes().startswith(PNG)
@@ -448,7 +448,7 @@ def test_configuration_without_stages_leaves_none_of_a_trainers_file(tmp_path: P
     arguments += ["--global-batch", "4", "--dtype", "fp32", "--write-config", str(written)]
     assert main(arguments) == 0
     job = prepare(load_config(written), world_size=1)
-    assert job.grid_shape.size == job.stages.num_virtual == 1
+    assert job.config.grid.size == job.stages.num_virtual == 1
 
 
 def test_a_schedule_can_be_asked_for(tmp_path: Path) -> None:

@@ -14,9 +14,9 @@ from axonn_ext.data import IndexedTokens, RandomWindows, ShuffledDocuments, Trai
 from axonn_ext.data.index_writer import IndexedWriter
 from axonn_ext.inputs.token_files import TokenFiles
 from axonn_ext.terminal.errors import UserError
-from axonn_ext.train.checkpoints import _differences
 from axonn_ext.train.config import Config
 from axonn_ext.train.config_file import Override, load_config
+from axonn_ext.train.differences import differences
 from axonn_ext.train.job import prepare
 from commands import AXONN, run, small
 from memory import MIB, anonymous_bytes
@@ -99,10 +99,10 @@ def test_what_differs_in_a_resumed_run_is_told() -> None:
     saved = dataclasses.asdict(Config())
     for key in ("order", "mixture"):
         del saved["data"][key]  # as an older version saved it
-    assert list(_differences(saved, dataclasses.asdict(Config()))) == []
+    assert list(differences(saved, dataclasses.asdict(Config()))) == []
     overrides = (Override("data.order", "documents"),)
     now = dataclasses.asdict(load_config(None, overrides=overrides))
-    assert list(_differences(saved, now)) == [
+    assert list(differences(saved, now)) == [
         "data.order was 'windows' in the run that is continued, now 'documents'"
     ]
 

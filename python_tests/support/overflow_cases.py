@@ -17,12 +17,13 @@ from axonn_ext.data import Batch
 from axonn_ext.gradients import GradientNorm
 from axonn_ext.grid import Grid
 from axonn_ext.overlap import Orchestrator
+from axonn_ext.train.batches import make_batches, row_group
 from axonn_ext.train.config_file import Override, load_config
 from axonn_ext.train.corpora import load
 from axonn_ext.train.job import prepare
 from axonn_ext.train.metrics import EvaluationMetrics, StepMetrics
 from axonn_ext.train.model import Spans, TrainedModel, build_model
-from axonn_ext.train.trainer import Trainer
+from axonn_ext.train.trainer import Trainer, make_optimizer
 from commands import SMALL
 from grids import grid_of
 
@@ -118,13 +119,17 @@ def train_with_overflows(
     texts = tuple(Override(key, str(value).lower()) for key, value in values.items())
     config = load_config(None, grid=grid, overrides=texts)
     job = prepare(config, world_size=dist.get_world_size())
-    its_grid, seen = grid_of(job.grid_shape), Seen()
+    its_grid, seen = grid_of(config.grid), Seen()
     inner = build_model(job, its_grid)
     model = Overflowing(inner, its_grid, ranks, seen)
+    corpus = load(config, job.text, job.model.vocab_size)
+    training, evaluation = make_batches(config, corpus, row_group(its_grid))
+    optimizer = make_optimizer(model.module, config.optim)
     trainer = Trainer(
-        job, its_grid, model=model, corpus=load(job), folder=folder, sinks=(seen,)
+        job, its_grid, training=training, evaluation=evaluation, model=model, optimizer=optimizer,
+        folder=folder,
     )  # fmt: skip
-    trainer.run()
+    trainer.run((seen,))
     model.note_step()
     assert trainer.scaler is not None
     seen.num_overflows = trainer.scaler.num_overflows

@@ -9,8 +9,7 @@ import torch
 
 from axonn_ext import GridShape
 from axonn_ext.data import Batch
-from axonn_ext.train.kept_labels import count_labels
-from axonn_ext.train.trainer import row_group
+from axonn_ext.train.batches import count_labels, row_group
 from grids import grid_of
 from trained_here import train_here
 

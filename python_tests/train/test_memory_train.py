@@ -7,11 +7,10 @@ from pathlib import Path
 import pytest
 
 from axonn_ext.spec.optimizer import OptimizerOptions
+from axonn_ext.terminal import memory
 from axonn_ext.terminal.errors import UserError
-from axonn_ext.train import memory
 from axonn_ext.train.config_file import Override, load_config
-from axonn_ext.train.job import prepare
-from axonn_ext.train.memory import check_memory
+from axonn_ext.train.job import check_memory, prepare
 from axonn_ext.train.metrics import read_metrics
 from commands import AXONN, SMALL, run, small
 

@@ -20,6 +20,7 @@ import torch.distributed as dist
 
 import axonn_ext
 from axonn_ext import meeting, settings
+from axonn_ext.data import Corpus, Examples
 from axonn_ext.inputs.keys import Key, keys_of
 from axonn_ext.launch import process
 from axonn_ext.launch.place import Process
@@ -27,8 +28,8 @@ from axonn_ext.terminal.errors import UserError
 from axonn_ext.train.config import Config
 from axonn_ext.train.config_file import Override, load_config, toml_value
 from axonn_ext.train.corpora import load
-from axonn_ext.train.job import prepare
-from axonn_ext.train.shared import MAY_DIFFER, shared_values
+from axonn_ext.train.differences import MAY_DIFFER, shared_values
+from axonn_ext.train.job import Job, device_of, prepare
 from commands import AXONN, ROOT, environment, small
 from kills import losses
 from limits import HANG_SECONDS
@@ -147,6 +148,10 @@ def data_of(folder: Path, kind: str, changed: int | None) -> dict[str, str]:
     return {"data__text": f"{folder}/text.txt"}
 
 
+def read(job: Job) -> Corpus | Examples:
+    return load(job.config, job.text, job.model.vocab_size)
+
+
 def meet_in_pairs(folder: Path, pairs: list[Pair]) -> list[str]:
     """What this rank says of each pair, "" for nothing, where rank 1 is the other one."""
     rank, world = dist.get_rank(), dist.group.WORLD
@@ -154,7 +159,7 @@ def meet_in_pairs(folder: Path, pairs: list[Pair]) -> list[str]:
     data_of(own := folder / str(rank), "text", None)
     config = base_config(own)
     job = prepare(config, world_size=2)
-    corpus, found = load(job), []
+    corpus, found = read(job), []
     for number, pair in enumerate(pairs):
         here, its_job, its_corpus = rank == 1, job, corpus
         with pytest.MonkeyPatch.context() as patch:
@@ -165,11 +170,11 @@ def meet_in_pairs(folder: Path, pairs: list[Pair]) -> list[str]:
                 patch.setattr(module, "__version__", pair.value)
             elif pair.kind == "key" and here:
                 changed = with_key(config, pair.name, pair.value)
-                its_job = dataclasses.replace(job, config=changed)
+                its_job = dataclasses.replace(job, config=changed, device=device_of(changed))
             elif pair.kind == "data":
                 keys = data_of(own / str(number), pair.name, pair.value if here else None)
                 its_job = prepare(base_config(own, **keys), world_size=2)
-                its_corpus = load(its_job)
+                its_corpus = read(its_job)
             store = dist.PrefixStore(f"{folder}/{number}", world.get_group_store())
             values = shared_values(its_job, its_corpus)
             try:

@@ -18,9 +18,9 @@ from axonn_ext.inputs.keys import keys_of
 from axonn_ext.spec.grid import GridShape
 from axonn_ext.spec.recompute import EXPECTED
 from axonn_ext.terminal.errors import UserError
-from axonn_ext.train.checkpoints import _as_json, _differences
 from axonn_ext.train.config import Config
 from axonn_ext.train.config_file import Override, load_config, to_toml
+from axonn_ext.train.differences import as_json, differences
 from axonn_ext.train.job import prepare
 
 EXAMPLES = sorted((Path(__file__).resolve().parents[2] / "examples").glob("*.toml"))
@@ -327,11 +327,11 @@ def test_vocabulary_decides_the_model() -> None:
 
 def test_what_a_checkpoint_holds_says_nothing_if_nothing_has_changed() -> None:
     """Also in one of an earlier version, which wrote 0 where a key is off, and had fewer keys."""
-    now = _as_json(Config())
+    now = as_json(Config())
     assert now["model"]["num_kv_heads"] == 0
     before = {table: dict(keys) for table, keys in now.items() if table != "lora"}
     del before["optim"]["zero"]
-    assert list(_differences(before, now)) == []
+    assert list(differences(before, now)) == []
     before["model"]["num_kv_heads"] = 2
-    (difference,) = _differences(before, now)
+    (difference,) = differences(before, now)
     assert "model.num_kv_heads was 2 in the run that is continued, now 0" in difference

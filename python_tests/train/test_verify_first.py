@@ -24,9 +24,8 @@ from axonn_ext import _library, settings, stamps
 from axonn_ext.launch.place import Process
 from axonn_ext.launch.process import once_per_host
 from axonn_ext.settings import worker_environment
-from axonn_ext.spec.grid import GridShape
 from axonn_ext.stamps import Stamp, Verdict
-from axonn_ext.train import kernels, worker
+from axonn_ext.train import kernels, run
 from axonn_ext.train.config_file import Override, load_config
 from limits import HANG_SECONDS
 from pretend_gpus import H100_NAME, pretend_gpus
@@ -241,10 +240,7 @@ def job(device: str = "cuda", **changes: str) -> Any:
     overrides = [Override("train.verify", changes.pop("verify", "auto"))]
     overrides += [Override(key.replace("__", "."), text) for key, text in changes.items()]
     config = load_config(None, grid="x=2", overrides=tuple(overrides))
-    return SimpleNamespace(
-        config=config, device=device, parallel=config.parallel, dtype=torch.bfloat16,
-        grid_shape=GridShape(x=2),
-    )  # fmt: skip
+    return SimpleNamespace(config=config, device=device, dtype=torch.bfloat16)
 
 
 def settle(folder: str, topic: str) -> tuple[str, list[str], int]:
@@ -316,7 +312,7 @@ def test_the_line_stands_above_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
     line = "fused kernels: none on this GPU: it needs sm_80"
-    monkeypatch.setattr(worker, "settle_kernels", lambda *given, **named: line)
+    monkeypatch.setattr(run, "settle_kernels", lambda *given, **named: line)
     train_here(tmp_path / "run")
     printed = capsys.readouterr().out
     assert printed.startswith(f"{line}\n  model  ") and printed.count("fused kernels") == 1

@@ -37,10 +37,13 @@ from axonn_ext.spec.parallel import ParallelConfig
 from axonn_ext.terminal.console import Console, say
 from axonn_ext.terminal.errors import UserError
 from axonn_ext.terminal.grids import check_processes, parse_grid
+from axonn_ext.terminal.memory import memory_problem
 from axonn_ext.terminal.rows import RowsFile
-from axonn_ext.train.memory import BYTES_OF_A_PARAMETER, memory_problem
 
 DEFAULT_NPROC = 4
+# On a rank that has it all. In fp32 these are weight, gradient and two moments; in bf16 and fp16,
+# weight and gradient of two bytes each, and a master weight and two moments in fp32.
+BYTES_OF_A_PARAMETER = 16
 
 
 def add_parser(commands: argparse._SubParsersAction[Any]) -> None:

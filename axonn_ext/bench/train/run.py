@@ -19,7 +19,7 @@ from axonn_ext.bench.train.plan import BF16, SINGLE, MemoryUse, Plan, Row, Syste
 from axonn_ext.bench.train.systems import State, System, build_system, whole_initial_state
 from axonn_ext.calibrate.find_machine import find_machine
 from axonn_ext.calibrate.measure import Ranks, Timing, ranks_of
-from axonn_ext.train.auto_grid import known_machine_of_gpu
+from axonn_ext.train.auto_grid import machine_of_gpu
 
 Build = Callable[[SystemSpec, Plan, State | None], System]
 _KIB = 1024
@@ -102,7 +102,7 @@ def peak_of(device: str, dtype: str) -> float | None:
     """Returns the peak of this rank's GPU in flop/s, as the trainer knows it; None if unknown."""
     if device != "cuda":
         return None
-    name = known_machine_of_gpu(torch.cuda.get_device_name())
+    name = machine_of_gpu(torch.cuda.get_device_name())
     return None if name is None else find_machine(name).peak_flops.get(dtype)
 
 

@@ -1,0 +1,28 @@
+"""Says whether this host has the memory that a command needs at least."""
+
+from __future__ import annotations
+
+import torch
+
+from axonn_ext import _machine
+
+
+def memory_problem(what: str, num_bytes: float, device: str) -> str:
+    """Says why the ranks of this host cannot have that many bytes together; "" if they can."""
+    there = _device_bytes(device)
+    if num_bytes <= there:
+        return ""
+    kind = "the GPUs here have" if device == "cuda" else "this machine has"
+    return (
+        f"{what} needs at least {num_bytes / 1e9:,.1f} GB of memory, {kind} {there / 1e9:,.1f} GB"
+    )
+
+
+def _device_bytes(device: str) -> int:
+    """Returns the memory of all GPUs of this host, or of the host itself for "cpu"."""
+    if device == "cuda":
+        return sum(
+            int(torch.cuda.get_device_properties(i).total_memory)
+            for i in range(torch.cuda.device_count())
+        )
+    return _machine.memory_bytes()

@@ -1,0 +1,99 @@
+"""The batches of a run: each row group's share of them, and the labels in them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+
+from axonn_ext import collectives
+from axonn_ext.data import (
+    Batch,
+    Batches,
+    Corpus,
+    Evaluation,
+    EvaluationBatches,
+    Examples,
+    PackedBatches,
+    PackedEvaluation,
+    RowGroup,
+    TrainingBatches,
+)
+from axonn_ext.grid import Grid
+from axonn_ext.nn.loss import IGNORE_INDEX
+from axonn_ext.terminal.errors import TrainingError
+from axonn_ext.train.config import Config
+
+
+def row_group(grid: Grid) -> RowGroup:
+    """Returns the row group of this rank's data and z coordinates, whose sequences it reads."""
+    num_z = grid.size("z")
+    return RowGroup(grid.coords["data"] * num_z + grid.coords["z"], grid.size("data") * num_z)
+
+
+def make_batches(
+    config: Config, corpus: Corpus | Examples, group: RowGroup
+) -> tuple[Batches, Evaluation | None]:
+    """Returns a row group's share of the batches for training and, if asked for, evaluation.
+
+    Raises: ValueError if the text is too short.
+    """
+    train, length = config.train, config.model.sequence_length
+    if isinstance(corpus, Examples):
+        packed = packed_batches(config, corpus, group)
+        if not train.eval_interval or not corpus.held_out:
+            return packed, None
+        return packed, PackedEvaluation(
+            corpus.held_out, sequence_length=length, batch_size=config.micro_batch_size,
+            num_batches=train.eval_batches, group=group,
+        )  # fmt: skip
+    order = corpus.training_order(
+        sequence_length=length, batch_size=train.batch_size, seed=train.seed
+    )
+    training = TrainingBatches(
+        order, batch_size=train.batch_size, num_micro_batches=train.micro_batches, group=group,
+        goldfish=config.goldfish_options(),
+    )  # fmt: skip
+    if not train.eval_interval:
+        return training, None
+    evaluation = EvaluationBatches(
+        corpus.held_out(), sequence_length=length, batch_size=config.micro_batch_size,
+        num_batches=train.eval_batches, weights=corpus.weights, group=group,
+    )  # fmt: skip
+    return training, evaluation
+
+
+def packed_batches(config: Config, examples: Examples, group: RowGroup) -> PackedBatches:
+    """Returns a row group's share of the packed examples."""
+    train = config.train
+    return PackedBatches(
+        examples.train, sequence_length=config.model.sequence_length, batch_size=train.batch_size,
+        num_micro_batches=train.micro_batches, seed=train.seed, epochs=config.data.epochs,
+        group=group, goldfish=config.goldfish_options(),
+    )  # fmt: skip
+
+
+@contextmanager
+def reading(config: Config) -> Iterator[None]:
+    """Must enclose the reading of batches; turns errors of files into TrainingError."""
+    try:
+        yield
+    except ValueError as error:
+        raise TrainingError(f"{config.text_key}: {error}") from None
+
+
+def count_labels(batches: Sequence[Batch], grid: Grid, *, device: str) -> float:
+    """Returns the labels of a step's micro-batches on all ranks, equal on all ranks.
+
+    batches: those of this rank's row group. device: of the groups' collectives. Collectives: an
+    all-reduce of one int64 over z, and one over data, for which the host waits.
+    """
+    count = torch.tensor(0, dtype=torch.int64)
+    for batch in batches:
+        count += (batch.labels != IGNORE_INDEX).sum()
+    total = count.reshape(1).to(device)
+    for axis in ("z", "data"):
+        # Of one number, whatever the run's algorithm is: nothing is left to fuse or to measure.
+        total = collectives.all_reduce(total, grid.axis(axis), algorithm="sequential")
+    return float(total)

@@ -1,0 +1,94 @@
+"""In which keys the ranks of a run may differ, and in which a run may from the one it continues."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from axonn_ext.data import Corpus, Examples
+from axonn_ext.data.fingerprint import fingerprint
+from axonn_ext.terminal.errors import UserError
+from axonn_ext.train.config import Config
+from axonn_ext.train.config_file import toml_value
+from axonn_ext.train.job import Job
+
+# Keys that may differ between ranks, and why. All others are compared as they stand, and so are the
+# settings but AXONN_CACHE_DIR (axonn_ext.settings), and the versions (axonn_ext.meeting).
+_ELSEWHERE = "the path may differ between hosts; the contents are compared"
+MAY_DIFFER: Mapping[str, str] = {
+    "data.text": _ELSEWHERE,
+    "data.mixture": f"{_ELSEWHERE}, and so are the weights",
+    "data.vocabulary": _ELSEWHERE,
+    "model.pretrained": f"{_ELSEWHERE}, by from_pretrained",
+    "lora.start": f"{_ELSEWHERE}, by load_adapter",
+    "optim.offload_folder": "disks may be mounted elsewhere on each host",
+    "train.device": "the resolved device is compared",
+    "train.machine": "only rank 0 uses it, for the rates that it reports",
+    "train.threads": "hosts may have different processors",
+}
+# Tables and keys that may differ between a run and the one that goes on from it.
+_FREE_TABLES = ("grid", "parallel", "overlap", "pipeline", "checkpoint")
+_FREE_KEYS = {
+    *("train.threads", "train.device", "train.verify", "train.eval_interval"),
+    *("train.eval_batches", "train.micro_batches"),
+    *("optim.zero", "optim.offload", "optim.bucket_elements", "optim.offload_folder"),
+}
+_EFFECTS = {  # of a change on what is read
+    "train.batch_size": ": it goes on with the sequences behind those that were read",
+    "model.sequence_length": ": the text is cut anew, so that some of it is read again, some never",
+}
+
+
+def shared_values(job: Job, corpus: Corpus | Examples) -> dict[str, str]:
+    """Returns what must be equal on all ranks, by the names that messages show.
+
+    Raises UserError if a file of the corpus is damaged.
+    """
+    config, vocabulary = job.config, job.text.vocabulary
+    keys = {
+        f"{table}.{key}": toml_value(value)
+        for table, values in as_json(config).items()
+        for key, value in values.items()
+    }
+    try:
+        text = fingerprint(corpus)
+    except ValueError as error:
+        raise UserError(f"{config.text_key}: {error}") from None
+    return {
+        "the command": "train",
+        **{key: value for key, value in keys.items() if key not in MAY_DIFFER},
+        "train.device": job.device,
+        "whether model.pretrained is set": toml_value(bool(config.model.pretrained)),
+        "whether lora.start is set": toml_value(bool(config.lora.start)),
+        "the vocabulary": f"{vocabulary.num_tokens:,} tokens ({vocabulary.sha256})",
+        "the model": repr(job.model),
+        "the text": text,
+    }
+
+
+def as_json(config: Config) -> dict[str, Any]:
+    """Returns the values of all keys by table, as TOML has them: 0 stands for None."""
+    return dataclasses.asdict(
+        config, dict_factory=lambda items: {key: 0 if v is None else v for key, v in items}
+    )
+
+
+def differences(saved: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
+    """Yields each key whose value changes what is computed, and is another one now."""
+    defaults = as_json(Config())
+    for table, values in now.items():
+        if table in _FREE_TABLES:
+            continue
+        for key, value in values.items():
+            # A key that the saved run did not know yet had the effect of its default.
+            before = saved.get(table, {}).get(key, defaults[table][key])
+            free = f"{table}.{key}" in _FREE_KEYS
+            if key == "steps":  # the cosine ends there
+                free = now["optim"]["final_lr_fraction"] == 1
+            if not free and before != value:
+                effect = _EFFECTS.get(f"{table}.{key}", "")
+                yield (
+                    f"{table}.{key} was {before!r} in the run that is continued, now {value!r}"
+                    f"{effect}"
+                )

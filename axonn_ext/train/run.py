@@ -1,0 +1,91 @@
+"""What the ranks of a job settle before they train, and who is told of their run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+
+from torch.distributed import Store
+
+from axonn_ext.data import Corpus, Examples
+from axonn_ext.launch import process
+from axonn_ext.launch.place import Process
+from axonn_ext.train.checkpoints import Resumed, find_resumed
+from axonn_ext.train.job import Job
+from axonn_ext.train.kernels import settle_kernels
+from axonn_ext.train.metrics import MetricsSink
+from axonn_ext.train.run_folder import folder_of_rank_0
+from axonn_ext.train.trainer import Trainer
+
+
+@dataclass(frozen=True)
+class Run:
+    """A job with its text on one rank, and what this rank has settled with the others.
+
+    folder    where rank 0 writes
+    resumed   the checkpoint to go on from
+    threads   those of this rank
+    notes     lines that rank 0 shows above all else; some may be empty
+    """
+
+    here: Process
+    job: Job
+    corpus: Corpus | Examples
+    folder: Path
+    resumed: Path | None
+    threads: int
+    notes: tuple[str, ...]
+
+
+def settle(
+    job: Job, corpus: Corpus | Examples, here: Process, store: Store, folder: Path, *, note: str
+) -> Run:
+    """Settles with the other ranks what a run needs besides the job; all call it together.
+
+    Raises: UserError for a mistake of the user, found here or on rank 0.
+    """
+    locked = settle_kernels(job, store, here, say=tell)
+    folder = folder_of_rank_0(store, here, folder)
+    found = process.settled_by_rank_0(
+        store, here, lambda: find_resumed(job.config, folder), topic="checkpoint"
+    )
+    threads = process.set_threads(here, job.config.train.threads)
+    return Run(here, job, corpus, folder, Path(found) if found else None, threads, (note, locked))
+
+
+class Audience:
+    """Who is told of a run, in the order of these methods: nobody, but on rank 0 the user.
+
+    profile: where to write a Chrome trace of a few steps. say: shows a line.
+    """
+
+    profile: Path | None = None
+    say: Callable[[str], None] | None = None
+
+    def begins(self) -> None:
+        """All is set up."""
+
+    def resumed(self, path: Path, resumed: Resumed) -> None:
+        """The run goes on from a checkpoint."""
+
+    def nothing_left(self) -> None:
+        """The run has no step left."""
+
+    def warmed_up(self, num_measured: int, seconds: float) -> None:
+        """The algorithms of so many calls were measured."""
+
+    def steps(self, trainer: Trainer) -> AbstractContextManager[Sequence[MetricsSink]]:
+        """Must enclose the steps; yields what receives their metrics."""
+        return nullcontext(())
+
+    def ended(self, trainer: Trainer, saved: Path | None) -> None:
+        """No rank waits for another any more. saved: where the model was written, if it was."""
+
+
+def tell(line: str) -> None:
+    """Prints a line. Most ranks have none to print, and do not load rich for it."""
+    from axonn_ext.terminal.console import Console, say
+
+    say(Console(), line)
