@@ -135,6 +135,7 @@ def test_a_bias_gradient_is_rounded_once(pool, algorithm):
 
 OPTIONS = [
     {"save_gathered": True, "reshard_after_forward": False},
+    {"save_gathered": True, "reshard_after_forward": False, "algorithm": "chunked"},
     {"gather_dim": 1},
     {"scatter_dim": 1},
     {"gather_dim": 1, "scatter_dim": 1},
@@ -144,7 +145,8 @@ OPTIONS = [
 
 def check_options(role: str) -> list[str]:
     failures = []
-    for shape in (GridShape(x=4), GridShape(2, 2), GridShape(1, 2, 2), GridShape(y=4)):
+    grids = (GridShape(x=4), GridShape(2, 2), GridShape(1, 2, 2), GridShape(y=4), GridShape(z=4))
+    for shape in grids:
         for each in OPTIONS:
             options = {"layout": "sharded", "dtype": torch.float64} | each
             errors = check_linear(shape, role, **options)
