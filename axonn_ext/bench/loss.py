@@ -274,7 +274,7 @@ def plot_rows(rows: Sequence[LossRow], subtitle: str, path: Path) -> None:
     figure.subplots_adjust(left=0.08, right=0.98, top=0.76, bottom=0.11, wspace=0.22)
     _draw(charts.styled(times, "time / floor"), rows, lambda row: row.ratio_to_floor,
           lambda row: (row.iqr_us or 0.0) / row.floor_us / 2)  # fmt: skip
-    label = "peak beside the logits / logits"
+    label = "peak besides the logits / logits"
     _draw(charts.styled(memory, label), rows, lambda row: row.peak_over_logits, lambda row: 0.0)
     charts.add_legend(figure, charts.patches(COLORS), left=0.08, inches=0.7)
     figure.savefig(path)
@@ -349,7 +349,7 @@ examples:
     title=lambda row: f"loss  rows, vocabulary = {row.rows}, {row.vocab}  {row.dtype}, {row.where}",
     legend="ms: forward and backward, median; spread: width of the middle half; floor: two "
     "readings and one writing of the logits at the speed of a copy; peak: the most bytes at once "
-    "beside the logits. What the columns mean: docs/benchmarks.md.",
+    "besides the logits. What the columns mean: docs/benchmarks.md.",
     add_options=_add_options, check=_check, run=_run, draw=plot_rows, dtypes=tuple(DTYPES),
     rounds=20,
 )  # fmt: skip

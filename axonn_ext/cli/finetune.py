@@ -64,7 +64,7 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
     )  # fmt: skip
     parser.add_argument(
         "--data", required=True, metavar="FILE|FOLDER",
-        help=".jsonl file of examples, text file, or folder of such files",
+        help=".jsonl file of examples, text or token file, or folder of such files",
     )  # fmt: skip
     parser.add_argument(
         "--grid", default="x=1", metavar="SHAPE",

@@ -229,7 +229,7 @@ class Experiment:
         if not importlib.util.find_spec("matplotlib"):
             say(console, f"no {PICTURE}: that needs matplotlib (pip install matplotlib)")
             return [self.folder / RESULTS]
-        how = "trained on" if settings.trains_on else "trained from nothing"
+        how = "trained on" if settings.trains_on else "trained from scratch"
         sizes = sorted({bucket.documents for arm in arms for bucket in arm.buckets})
         with writing("--out", path):
             plot_arms(

@@ -158,7 +158,10 @@ def _ending_as_interrupted() -> Iterator[None]:
 
 @contextmanager
 def _progress(console: Console, num_bytes: int) -> Iterator[Callable[[int], None]]:
-    """Shows a bar, or without a terminal lines; yields what is told of bytes that are done."""
+    """Shows a progress bar on a terminal and plain lines elsewhere.
+
+    Yields a callback that takes the number of bytes done.
+    """
     if not console.is_terminal:
         yield _Lines(console, num_bytes).advance
         return

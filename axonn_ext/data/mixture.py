@@ -82,7 +82,7 @@ class Mixture:
     def _rows(
         self, first: int, count: int, looks: Sequence[Callable[[int, int], NDArray[np.int64]]]
     ) -> NDArray[np.int64]:
-        """Returns what each source's look finds in the source's own sequences."""
+        """Returns the sequences drawn from each source, which its look finds by their numbers."""
         sources, numbers = self.places(first, count)
         rows = np.empty((count, self.sequence_length + 1), dtype=np.int64)
         for index, look in enumerate(looks):

@@ -104,7 +104,7 @@ def _read_pretrained(config: Config) -> ModelConfig:
         value = getattr(table, key.name)
         if key.name not in free and value != getattr(default, key.name):
             raise ValueError(
-                f"model.{key.name}: expected nothing beside model.pretrained, whose config.json "
+                f"model.{key.name}: expected no value with model.pretrained, whose config.json "
                 f"decides it, got {value}"
             )
     from axonn_ext.pretrained import read_model

@@ -32,7 +32,8 @@ class StepMetrics:
     tokens         the tokens of all steps up to this one
     tokens_per_s   the rate of the whole job
     tflops         10**12 model flops per second of the whole job (ModelConfig.flops_per_token)
-    memory_bytes   the peak resident host memory of rank 0's process so far
+    memory_bytes   the peak memory of rank 0 so far: on a GPU what torch allocated, on a CPU the
+                   process's resident memory
     eta_s          the seconds that the rest of the run should take
     loss_scale     what the loss was multiplied by before backward; 1 but for fp16
     skipped_steps  the steps up to this one whose gradients overflowed fp16

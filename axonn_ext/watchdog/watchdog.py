@@ -29,7 +29,7 @@ from axonn_ext.watchdog.summary import ASKED, HANGS, SUMMARY_FILE
 MOST_MARGIN_SECONDS = 30.0
 MOST_GATHER_SECONDS = 5.0
 _QUIET_SECONDS = 10.0  # the least between two questions for being late
-_DEAF_SECONDS = 2.0  # in which further signals are the same question, as that to another rank
+_DEAF_SECONDS = 2.0  # while further signals, also from other ranks, count as the same request
 _LOOK_SECONDS = 0.25  # how often this rank looks whether it waits for too long
 _LEAST_ROUND_SECONDS, _MOST_ROUND_SECONDS = 0.02, 0.5  # between two rounds of reading reports
 _TOPIC, _CHANGES = "report", "watchdog/changes"  # the latter counts reports, and ranks that end

@@ -178,7 +178,7 @@ def test_four_processes_have_the_losses_of_one(model, data, tmp_path, lora) -> N
     [
         (["--data.vocabulary", ""], "tokenizer.json is no file"),
         (["--sequence-length", "128"], "model.sequence_length: expected at most 64"),
-        (["--model.hidden_size", "64"], "model.hidden_size: expected nothing beside model."),
+        (["--model.hidden_size", "64"], "model.hidden_size: expected no value with model."),
         (["--lora", "4", "--parallel.heads_over_y", "true"], "heads_over_y: expected false with"),
         (["--lora", "33"], "lora.rank: expected at most 32, the model's features, got 33"),
         (["--out", "/dev/null"], "--out /dev/null: expected a folder, got a file"),

@@ -20,7 +20,7 @@ from axonn_ext.generation import stream
 from axonn_ext.generation.sampling import choose
 from axonn_ext.models import ModelConfig, ParallelConfig
 from axonn_ext.models.plain import PlainTransformer
-from grids import every_grid, grid_of, turns
+from grids import every_grid, grid_of
 from model_cases import CONFIGS, sampled
 
 NEW = 6
@@ -35,10 +35,10 @@ def config_of(name: str) -> ModelConfig:
 
 
 def on_grids(
-    number: int, name: str, layout: str, sampling: Sampling
+    name: str, layout: str, sampling: Sampling
 ) -> list[tuple[str, list[list[int]], dict[str, torch.Tensor]]]:
     found = []
-    for grid in turns(every_grid(), number):
+    for grid in every_grid():
         parallel = ParallelConfig(layout=layout)
         model = models.build(config_of(name), grid, parallel, seed=3, dtype=torch.float64)
         tokens = generate(model, PROMPTS, max_new_tokens=NEW, sampling=sampling)
@@ -55,14 +55,14 @@ def continued(model: PlainTransformer, prompt: list[int], number: int, sampling:
     return tokens[len(prompt) :]
 
 
-NAMES = ("gpt2", "gpt2-odd", "qwen3-wide", "llama-scaled", "opt")
-
-
-@pytest.mark.parametrize(("name", "world_size"), sampled(NAMES, (1, 2, 4)))
+@pytest.mark.parametrize(
+    ("name", "world_size"),
+    sampled(("gpt2", "gpt2-odd", "qwen3-wide", "llama-scaled", "opt"), (1, 2, 4)),
+)
 def test_every_grid_chooses_what_the_whole_model_does(name, world_size, pool) -> None:
     layout = "replicated" if name == "opt" else "sharded"
     sampling = SAMPLED if name == "gpt2" else Sampling()
-    found = pool(world_size).run(on_grids, NAMES.index(name), name, layout, sampling)
+    found = pool(world_size).run(on_grids, name, layout, sampling)
     model = PlainTransformer(config_of(name)).double()
     model.load_state_dict(found[0][0][2])
     with torch.no_grad():

@@ -28,7 +28,7 @@ def grid_of(shape: GridShape) -> Grid:
 
 
 def turns(shapes: list[T], number: int) -> list[T]:
-    """Half of more than four: even and odd numbers of cases have all of them between them."""
+    """Half of more than four. A kind of case with even and odd numbers has all of them."""
     return shapes[number % 2 :: 2] if len(shapes) > 4 else shapes
 
 

@@ -26,7 +26,7 @@ def print_beside(console: Console, asked: Estimate, best: Estimate, machine: Mac
     more = asked.step_time_s / best.step_time_s - 1
     say(
         console,
-        f"{asked.job.grid.short()} beside the best of all grids, {best.job.grid.short()} "
+        f"{asked.job.grid.short()} against the best of all grids, {best.job.grid.short()} "
         f"({cells.micro_batches(best.job)}; {cells.options(best.job)}): a step takes "
         f"{cells.duration(asked.step_time_s - best.step_time_s)} ({more:.1%}) more"
         f"{_because(asked, best, machine)}",

@@ -76,7 +76,7 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
         help="replacement for a value of the machine file, such as levels.node.bytes_per_s=2e11; "
         "may be given several times")  # fmt: skip
     add("--gpus", type=whole(0), metavar="N",
-        help="number of GPUs, one rank each; 0: say how many are enough")  # fmt: skip
+        help="number of GPUs, one rank each")  # fmt: skip
     batch = parser.add_mutually_exclusive_group()
     either = batch.add_argument
     either("--global-batch", type=whole(), metavar="N",

@@ -130,7 +130,7 @@ def _known_from(
     comparable: int,
     excess: Mapping[int, int],
 ) -> int | None:
-    """Returns a bound of a variant's bytes that says whether it fits; None if none follows.
+    """Returns a bound on a variant's memory, in bytes, or None if there is no useful bound.
 
     counted: the kinds of other variants, and what they hold.
     """

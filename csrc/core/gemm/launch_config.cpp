@@ -229,6 +229,14 @@ double cost_us(const LaunchConfig& config, const GemmProblem& problem, const Dev
 }
 
 std::vector<LaunchConfig> candidates(const DeviceLimits& limits, int64_t element_bytes) {
+  if (limits.architecture == 80) {
+    // block_k is half a swizzled line of TMA, so that more stages fit and hide latency.
+    const int64_t block_k = 64 / element_bytes;
+    // m, n, k, stages, math warps, producer warps
+    return {{128, 256, block_k, 4, 8, 0}, {256, 128, block_k, 4, 8, 0},
+            {128, 128, block_k, 5, 4, 0}, {128, 64, block_k, 6, 4, 0},
+            {64, 128, block_k, 6, 4, 0},  {64, 64, block_k, 8, 4, 0}};
+  }
   std::vector<LaunchConfig> result;
   if (limits.architecture == 90) {
     for (const Sm90Tile& tile : kSm90Tiles) result.push_back(config_of(tile, element_bytes));

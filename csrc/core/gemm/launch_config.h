@@ -86,7 +86,7 @@ struct Residency {
 };
 
 struct DeviceLimits {
-  int64_t architecture;  // 90: sm_90
+  int64_t architecture;  // 80: sm_80
   int64_t num_sms;
   int64_t shared_bytes_per_block;
   int64_t threads_per_block;
@@ -103,10 +103,26 @@ struct DeviceLimits {
   double l2_bytes_per_cycle;  // into one SM
 };
 
-// NVIDIA H100 SXM. Source: CUDA C programming guide, compute capabilities; H100 whitepaper (989
-// TFLOP/s = 132 SMs * 1.83 GHz * 4096). The clock is the one that it keeps under load, and the L2
-// bandwidth the least with which a published kernel is possible (docs/kernel_model.md). Python's
-// model of Triton's tiles and the model of kernel times take these numbers from here.
+// NVIDIA A100 SXM. Source: CUDA C programming guide, compute capabilities; A100 whitepaper
+// (312 TFLOP/s in bf16 = 108 SMs * 1.41 GHz * 2048). L2 bandwidth: 5120 bytes a cycle for all SMs.
+inline constexpr DeviceLimits kSm80{.architecture = 80,
+                                    .num_sms = 108,
+                                    .shared_bytes_per_block = 163 * 1024,
+                                    .threads_per_block = 1024,
+                                    .max_cluster = 1,
+                                    .mma_m = 16,
+                                    .mma_n = 8,
+                                    .mma_k_bytes = 32,
+                                    .warps_per_mma = 1,
+                                    .max_box = 256,
+                                    .max_accumulators = 128,
+                                    .clock_ghz = 1.41,
+                                    .flops_per_cycle = 2048,
+                                    .l2_bytes_per_cycle = 47};
+
+// NVIDIA H100 SXM. Source: as above; H100 whitepaper (989 TFLOP/s = 132 SMs * 1.83 GHz * 4096). The
+// clock is the one that it keeps under load, and the L2 bandwidth the least with which a published
+// kernel is possible (docs/kernel_model.md).
 inline constexpr DeviceLimits kSm90{.architecture = 90,
                                     .num_sms = 132,
                                     .shared_bytes_per_block = 227 * 1024,
