@@ -1,14 +1,12 @@
 """The configs of our Triton kernels: all of them, those that are legal for a problem, and the best.
 
-This module needs neither triton nor a device; the limits of sm_90 come from the compiled extension.
+This module needs neither triton nor a device, so it can be tested anywhere.
 """
 
 from __future__ import annotations
 
 import functools
 from dataclasses import dataclass, replace
-
-from axonn_ext import _library
 
 DTYPE_BYTES = {"bfloat16": 2, "float16": 2}
 # A tensor descriptor needs this alignment of the base and of every stride but the last, which is 1.
@@ -90,10 +88,11 @@ class DeviceLimits:
         return f"gfx{self.architecture:x}" if self.is_amd else f"sm_{self.architecture}"
 
 
-# Source: CUDA C programming guide, compute capabilities; the whitepaper of A100. Those of sm_90 are
-# in csrc/core/gemm/launch_config.h.
+# Source: CUDA C programming guide, compute capabilities; the whitepapers of A100 and H100. Clock
+# and L2 bandwidth of sm_90 are those of csrc/core/gemm/launch_config.h. A test holds them equal,
+# since kernels are also compiled where the extension is not built.
 SM80 = DeviceLimits(80, 108, 163 * 1024, 128, 1.41, 2048, 47)
-SM90 = DeviceLimits(max_accumulators=128, **_library.sm90_limits())
+SM90 = DeviceLimits(90, 132, 227 * 1024, 128, 1.48, 4096, 43)
 # Source: AMD's data sheets of MI250X (one of its two dies) and MI300X. It is a guess that a compute
 # unit reads 64 bytes per cycle from L2. None of this has run on an AMD GPU.
 GFX90A = DeviceLimits(0x90A, 110, 64 * 1024, 128, 1.7, 1024, 64, 131072, 64)

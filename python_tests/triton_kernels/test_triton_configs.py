@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from axonn_ext import _library
 from axonn_ext.triton.tile_configs import (
     DTYPE_BYTES,
     GFX90A,
@@ -183,6 +184,11 @@ def test_limits_of_a_device():
     assert device_limits(100, 148, 228 << 10).architecture == 100
     with pytest.raises(ValueError, match=r"at least 80 \(sm_80\), got 75"):
         device_limits(75, 40, 64 << 10)
+
+
+def test_limits_of_sm_90_are_those_of_the_core():
+    for name, value in _library.sm90_limits().items():
+        assert getattr(SM90, name) == value, name
 
 
 def test_names_tell_configs_apart():
