@@ -1,11 +1,10 @@
 # What csrc/ops/bindings.cpp defines.
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from torch import Tensor
 
 def has_fused_on_cuda() -> bool: ...
-def sm90_limits() -> dict[str, Any]: ...
 def left_out() -> dict[str, str]: ...
 def configure(
     *,

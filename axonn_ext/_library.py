@@ -52,7 +52,6 @@ tuning_choices = _C.tuning_choices
 clear_tuning_choices = _C.clear_tuning_choices
 waited_seconds = _C.waited_seconds
 left_out = _C.left_out
-sm90_limits = _C.sm90_limits
 
 
 def configure(loaded: settings.Settings, *, suggest_verify: bool = True) -> None:

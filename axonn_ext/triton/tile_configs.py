@@ -89,7 +89,7 @@ class DeviceLimits:
 
 
 # Source: CUDA C programming guide, compute capabilities; the whitepapers of A100 and H100. Clock
-# and L2 bandwidth of sm_90 are those of csrc/core/gemm/launch_config.h. A test holds them equal,
+# and L2 bandwidth of sm_90 are those of csrc/core/gemm/launch_config.h: a test holds them equal,
 # since kernels are also compiled where the extension is not built.
 SM80 = DeviceLimits(80, 108, 163 * 1024, 128, 1.41, 2048, 47)
 SM90 = DeviceLimits(90, 132, 227 * 1024, 128, 1.48, 4096, 43)

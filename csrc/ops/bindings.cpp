@@ -13,7 +13,6 @@
 #include <vector>
 
 #include "core/cuda/fused/workspace_size.h"
-#include "core/gemm/launch_config.h"
 #include "ops/composed/fused_cuda.h"
 #include "ops/composed/fused_settings.h"
 #include "ops/emulation/emulated_links.h"
@@ -75,15 +74,6 @@ void bind_emulated_link(pybind11::module_& m) {
 }  // namespace
 
 PYBIND11_MODULE(_C, m) {
-  m.def("sm90_limits", [] {
-    using namespace pybind11::literals;
-    constexpr auto& limits = axonn::kernels::kSm90;
-    return pybind11::dict("architecture"_a = limits.architecture, "num_sms"_a = limits.num_sms,
-                          "shared_bytes_per_block"_a = limits.shared_bytes_per_block,
-                          "clock_ghz"_a = limits.clock_ghz,
-                          "flops_per_cycle"_a = limits.flops_per_cycle,
-                          "l2_bytes_per_cycle"_a = limits.l2_bytes_per_cycle);
-  });
   m.def("has_fused_on_cuda", &axonn::ops::has_fused_on_cuda);
   m.def("left_out", &axonn::ops::left_out);
   m.def(
