@@ -32,29 +32,23 @@ from typing import TYPE_CHECKING, Any
 from axonn_ext._version import __version__
 
 if TYPE_CHECKING:
-    from axonn_ext import (
-        checkpoint,
-        models,
-        nn,
-        ops,
-        overlap,
-        pipeline,
-        planner,
-        tracing,
-        tuning,
+    from axonn_ext import checkpoint, models, nn, ops, overlap, pipeline, planner
+    from axonn_ext.checkpoint.whole_tensors import (
+        full_gradients,
+        full_state_dict,
+        load_full_state_dict,
     )
-    from axonn_ext._library import release_workspaces, symmetric_memory_bytes_in_use
-    from axonn_ext.generation import Sampling, generate
-    from axonn_ext.gradients import clip_grad_norm_, gradient_norm, sync_gradients
-    from axonn_ext.grid import Grid
-    from axonn_ext.nn import initialize
-    from axonn_ext.placement import (
+    from axonn_ext.kernels import tuning
+    from axonn_ext.kernels.extension import release_workspaces, symmetric_memory_bytes_in_use
+    from axonn_ext.kernels.tuning import warm_up
+    from axonn_ext.models.generation import Sampling, generate
+    from axonn_ext.models.parallelize import (
         auto_parallelize,
         check_same_on_all_ranks,
         global_mean,
         parallelize,
     )
-    from axonn_ext.pretrained import (
+    from axonn_ext.models.pretrained import (
         add_adapters,
         from_pretrained,
         load_adapter,
@@ -62,10 +56,12 @@ if TYPE_CHECKING:
         save_adapter,
         save_pretrained,
     )
+    from axonn_ext.nn import initialize
+    from axonn_ext.optim.gradients import clip_grad_norm_, gradient_norm, sync_gradients
+    from axonn_ext.ranks import tracing
+    from axonn_ext.ranks.grid import Grid
+    from axonn_ext.ranks.tracing import CommunicationRecord, CommunicationTrace, trace_communication
     from axonn_ext.spec.grid import GridShape
-    from axonn_ext.state import full_gradients, full_state_dict, load_full_state_dict
-    from axonn_ext.tracing import CommunicationRecord, CommunicationTrace, trace_communication
-    from axonn_ext.tuning import warm_up
 
 __all__ = [
     "CommunicationRecord",
@@ -107,37 +103,42 @@ __all__ = [
     "warm_up",
 ]
 
-_MODULES = (
-    "checkpoint", "models", "nn", "ops", "overlap", "pipeline", "planner", "tracing", "tuning",
-)  # fmt: skip
+_MODULES = {
+    **{
+        name: name
+        for name in ("checkpoint", "models", "nn", "ops", "overlap", "pipeline", "planner")
+    },
+    "tracing": "ranks.tracing",
+    "tuning": "kernels.tuning",
+}
 _HOMES = {
-    "CommunicationRecord": "tracing",
-    "CommunicationTrace": "tracing",
-    "Grid": "grid",
-    "GridShape": "grid",
-    "Sampling": "generation",
-    "add_adapters": "pretrained",
-    "auto_parallelize": "placement",
-    "check_same_on_all_ranks": "placement",
-    "clip_grad_norm_": "gradients",
-    "from_pretrained": "pretrained",
-    "full_gradients": "state",
-    "full_state_dict": "state",
-    "generate": "generation",
-    "global_mean": "placement",
-    "gradient_norm": "gradients",
+    "CommunicationRecord": "ranks.tracing",
+    "CommunicationTrace": "ranks.tracing",
+    "Grid": "ranks.grid",
+    "GridShape": "ranks.grid",
+    "Sampling": "models.generation",
+    "add_adapters": "models.pretrained",
+    "auto_parallelize": "models.parallelize",
+    "check_same_on_all_ranks": "models.parallelize",
+    "clip_grad_norm_": "optim.gradients",
+    "from_pretrained": "models.pretrained",
+    "full_gradients": "checkpoint.whole_tensors",
+    "full_state_dict": "checkpoint.whole_tensors",
+    "generate": "models.generation",
+    "global_mean": "models.parallelize",
+    "gradient_norm": "optim.gradients",
     "initialize": "nn",
-    "load_adapter": "pretrained",
-    "load_full_state_dict": "state",
-    "merge_adapters": "pretrained",
-    "parallelize": "placement",
-    "release_workspaces": "_library",
-    "save_adapter": "pretrained",
-    "save_pretrained": "pretrained",
-    "symmetric_memory_bytes_in_use": "_library",
-    "sync_gradients": "gradients",
-    "trace_communication": "tracing",
-    "warm_up": "tuning",
+    "load_adapter": "models.pretrained",
+    "load_full_state_dict": "checkpoint.whole_tensors",
+    "merge_adapters": "models.pretrained",
+    "parallelize": "models.parallelize",
+    "release_workspaces": "kernels.extension",
+    "save_adapter": "models.pretrained",
+    "save_pretrained": "models.pretrained",
+    "symmetric_memory_bytes_in_use": "kernels.extension",
+    "sync_gradients": "optim.gradients",
+    "trace_communication": "ranks.tracing",
+    "warm_up": "kernels.tuning",
 }
 
 
@@ -148,7 +149,7 @@ def __getattr__(name: str) -> Any:
     if name != "planner":
         import_module("axonn_ext.ops")
     if name in _MODULES:
-        return import_module(f"axonn_ext.{name}")
+        return import_module(f"axonn_ext.{_MODULES[name]}")
     return getattr(import_module(f"axonn_ext.{_HOMES[name]}"), name)
 
 

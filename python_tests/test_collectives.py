@@ -1,4 +1,4 @@
-"""axonn_ext.collectives: which algorithm runs; python_tests/ops has their values and gradients."""
+"""ranks/collectives.py: which algorithm runs; python_tests/ops has values and gradients."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from axonn_ext.collectives import algorithm_of_collective
+from axonn_ext.ranks.collectives import algorithm_of_collective
 
 
 @pytest.mark.parametrize(

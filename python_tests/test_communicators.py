@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from axonn_ext import GridShape
-from axonn_ext.communicators import Communicators, why_none
+from axonn_ext.ranks.communicators import Communicators, why_none
 from fake_communicators import FakeLibrary
 from grids import grid_of
 

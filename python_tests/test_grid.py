@@ -11,9 +11,10 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from axonn_ext import Grid, GridShape, ops, settings
+from axonn_ext import Grid, GridShape, ops
 from axonn_ext.checkpoint.ranks import Ranks
-from axonn_ext.side_groups import SideGroups, destroy
+from axonn_ext.ranks.side_groups import SideGroups, destroy
+from axonn_ext.spec import settings
 from grids import factorisations, grid_of
 from worker_pool import WorkerPool
 

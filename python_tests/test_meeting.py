@@ -9,8 +9,16 @@ from datetime import timedelta
 import pytest
 from torch.distributed import HashStore, Store
 
-from axonn_ext import meeting, settings
-from axonn_ext.meeting import RanksDiffer, RanksFailed, RanksMissing, meet, name_ranks, said_by_all
+from axonn_ext.ranks import meeting
+from axonn_ext.ranks.meeting import (
+    RanksDiffer,
+    RanksFailed,
+    RanksMissing,
+    meet,
+    name_ranks,
+    said_by_all,
+)
+from axonn_ext.spec import settings
 from counting_store import CountingStore
 from limits import HANG_SECONDS
 

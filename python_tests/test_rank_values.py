@@ -11,8 +11,8 @@ import torch
 import torch.distributed as dist
 
 import axonn_ext
-from axonn_ext.grid import Grid
-from axonn_ext.rank_values import dtype_named, of_all_ranks, of_first_rank
+from axonn_ext.ranks.grid import Grid
+from axonn_ext.ranks.rank_values import dtype_named, of_all_ranks, of_first_rank
 
 PICKLES = {
     "all_gather_object", "broadcast_object_list", "gather_object", "scatter_object_list",

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from axonn_ext import settings
+from axonn_ext.spec import settings
 
 
 def test_defaults_and_values():

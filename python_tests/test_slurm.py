@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from axonn_ext.launch.place import Process
-from axonn_ext.settings import SettingsError, launch_environment, take_rank, worker_environment
-from axonn_ext.slurm import first_host
+from axonn_ext.ranks.launch.place import Process
+from axonn_ext.spec.settings import SettingsError, launch_environment, take_rank, worker_environment
+from axonn_ext.spec.slurm import first_host
 from commands import AXONN, environment, small
 from kills import losses
 from limits import HANG_SECONDS

@@ -14,12 +14,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 
-from axonn_ext import CommunicationRecord, ops, settings
+from axonn_ext import CommunicationRecord, ops
 from axonn_ext.bench.results import Comparison, Row
-from axonn_ext.inputs.keys import keys_of
 from axonn_ext.ops.spec import OpSpec
 from axonn_ext.ops.specs import SPECS
 from axonn_ext.overlap import Overlap
+from axonn_ext.spec import settings
+from axonn_ext.spec.files.keys import keys_of
 from axonn_ext.train.differences import MAY_DIFFER
 from axonn_ext.train.metrics import EvaluationMetrics, StepMetrics
 

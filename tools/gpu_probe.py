@@ -53,15 +53,15 @@ def describe() -> dict[str, Any]:
 def why_no_extension(architectures: list[str]) -> str:
     """Why the compiled modules of this checkout cannot be used on GPUs of these versions."""
     try:
-        from axonn_ext import _library
+        from axonn_ext.kernels import extension
     except ImportError as error:
         return str(error)
-    for name, module in (("_cuda", _library.cuda), ("_cuda_sm90", _library.cuda_sm90)):
+    for name, module in (("_cuda", extension.cuda), ("_cuda_sm90", extension.cuda_sm90)):
         if module is None and (name == "_cuda" or "9.0" in architectures):
-            why = _library.left_out().get(name, "its file is missing")
+            why = extension.left_out().get(name, "its file is missing")
             return f"axonn_ext.{name} is not built: {why}"
-    assert _library.cuda is not None
-    built = str(_library.cuda.build_info()["architectures"])
+    assert extension.cuda is not None
+    built = str(extension.cuda.build_info()["architectures"])
     names = {f"sm_{version.replace('.', '')}" for version in architectures}
     if not names <= {name.rstrip("af") for name in built.split(",")}:
         return f"axonn_ext._cuda is built for {built}, and these GPUs are {', '.join(names)}"

@@ -37,13 +37,13 @@ import triton  # noqa: E402
 from triton.backends.compiler import GPUTarget  # noqa: E402
 from triton.compiler import ASTSource  # noqa: E402
 
-from axonn_ext.triton import (  # noqa: E402
+from axonn_ext.kernels.triton import (  # noqa: E402
     all_gather_matmul,
     matmul,
     matmul_reduce_scatter,
     tile_configs,
 )
-from axonn_ext.triton.tile_configs import Problem, TileConfig  # noqa: E402
+from axonn_ext.kernels.triton.tile_configs import Problem, TileConfig  # noqa: E402
 
 VERSION = tuple(int(part) for part in triton.__version__.split(".")[:2])
 SERIES = ".".join(map(str, VERSION))

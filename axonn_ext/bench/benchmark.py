@@ -31,8 +31,8 @@ from axonn_ext.bench.output import (
 from axonn_ext.bench.results import content_of
 from axonn_ext.calibrate.measure import ROUNDS, Timing, measure, ranks_of, synchronize_with
 from axonn_ext.calibrate.this_machine import check_device, default_device, describe_machine
-from axonn_ext.launch import process
-from axonn_ext.launch.place import Process
+from axonn_ext.ranks.launch import process
+from axonn_ext.ranks.launch.place import Process
 from axonn_ext.terminal.arguments import MOST_THREADS, whole
 from axonn_ext.terminal.console import Console, say
 from axonn_ext.terminal.errors import UserError, refuse_extra

@@ -13,19 +13,20 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from axonn_ext import collectives, models, nn
+from axonn_ext import models, nn
 from axonn_ext.bench.case import Case, Collective, Spec, bind_all, call_all
 from axonn_ext.bench.linear import LinearSizes
 from axonn_ext.bench.reference import Expected, Outputs, Whole, round_off
 from axonn_ext.calibrate.shapes import BlockShape, GemmShape
 from axonn_ext.calibrate.this_machine import DTYPES
-from axonn_ext.grid import Dims, Grid
+from axonn_ext.checkpoint.whole_tensors import full_state_dict
 from axonn_ext.models import Transformer
 from axonn_ext.models.plain import PlainTransformer
 from axonn_ext.models.transformer import Block
 from axonn_ext.nn.sharded import rows_over
+from axonn_ext.ranks import collectives
+from axonn_ext.ranks.grid import Dims, Grid
 from axonn_ext.spec.parallel import ParallelConfig
-from axonn_ext.state import full_state_dict
 
 # The gradient of the input passes four matmuls, attention, two norms and a GELU in forward, and
 # their derivatives in backward. Errors of these 16 steps add up like a random walk.

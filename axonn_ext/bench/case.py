@@ -12,7 +12,7 @@ from torch import Tensor
 from axonn_ext import ops
 from axonn_ext.bench.reference import Expected, Outputs
 from axonn_ext.calibrate.shapes import Shape
-from axonn_ext.grid import AxisGroup
+from axonn_ext.ranks.grid import AxisGroup
 from axonn_ext.spec.grid import GridShape
 
 

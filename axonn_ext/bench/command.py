@@ -38,9 +38,9 @@ from axonn_ext.calibrate.this_machine import (
     describe_machine,
     num_cores,
 )
-from axonn_ext.launch import process
-from axonn_ext.launch.launcher import launch
-from axonn_ext.launch.place import Process
+from axonn_ext.ranks.launch import process
+from axonn_ext.ranks.launch.launcher import launch
+from axonn_ext.ranks.launch.place import Process
 from axonn_ext.spec.grid import GridShape
 from axonn_ext.spec.parallel import LAYOUTS, ROLES
 from axonn_ext.terminal.arguments import MOST_PROCESSES, MOST_THREADS, whole

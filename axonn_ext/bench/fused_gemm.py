@@ -10,12 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from axonn_ext import _library
 from axonn_ext.bench import gemm_tiles
 from axonn_ext.bench.benchmark import add_json, check_memory, new_parser
 from axonn_ext.bench.gemm_tiles import TILE_ROWS, TILE_SHAPES, measure_tiles, parse_tiles
 from axonn_ext.bench.link_overlap import parse_sizes, show_rows, time_us
 from axonn_ext.calibrate.shapes import GemmShape, describe, is_published, published_shapes
+from axonn_ext.kernels import extension
 from axonn_ext.terminal.errors import UserError
 from axonn_ext.terminal.files import check_writable
 from axonn_ext.terminal.rows import Column
@@ -124,7 +124,7 @@ def draw_operands(m: int, n: int, k: int, dtype: str, layout: str) -> tuple[Tens
 
 def measure_gemm(m: int, n: int, k: int, dtype: str, layout: str) -> GemmRow:
     """Times one product. Needs a GPU of sm_90."""
-    cuda = _library.cuda
+    cuda = extension.cuda
     assert cuda is not None
     a, b = draw_operands(m, n, k, dtype, layout)
     pad = torch.zeros(cuda.PAD_BYTES, dtype=torch.uint8, device="cuda")
@@ -216,7 +216,7 @@ def _check_gpu(args: argparse.Namespace, shapes: Sequence[GemmShape]) -> None:
     why = torch.ops.axonn._why_no_fused_here(device, DTYPES[args.dtype], 1, False)
     if why:
         raise UserError(f"bench gemm needs a GPU of sm_90: {why} (see axonn-ext doctor)")
-    if _library.cuda is None or _library.cuda.gemm_source(device.index) != "cutlass":
+    if extension.cuda is None or extension.cuda.gemm_source(device.index) != "cutlass":
         raise UserError("bench gemm needs a GPU of sm_90, and CUTLASS (see axonn-ext doctor)")
     for shape in shapes:
         num_bytes = shape.num_elements * DTYPES[args.dtype].itemsize

@@ -17,7 +17,7 @@ from axonn_ext.bench.case import Case, Collective, Spec, bind_all
 from axonn_ext.bench.reference import Outputs, Whole, expected_product, round_off
 from axonn_ext.calibrate.shapes import GemmShape
 from axonn_ext.calibrate.this_machine import DTYPES
-from axonn_ext.grid import AxisGroup, Grid
+from axonn_ext.ranks.grid import AxisGroup, Grid
 
 
 def gemm_case(spec: Spec, grid: Grid) -> Case:

@@ -11,10 +11,10 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from axonn_ext import _library
 from axonn_ext.bench.link_overlap import time_calls
 from axonn_ext.calibrate.measure import Timing
 from axonn_ext.calibrate.shapes import PUBLISHED_LAYERS, GemmShape
+from axonn_ext.kernels import extension
 from axonn_ext.terminal.errors import UserError
 from axonn_ext.terminal.rows import Column
 
@@ -147,7 +147,7 @@ def measure_tiles(
     Needs a GPU of sm_90. dtype, layout: their names in the rows. Raises UserError for a tile that
     there is not.
     """
-    cuda = _library.cuda
+    cuda = extension.cuda
     assert cuda is not None
     modelled_us = dict(cuda.gemm_tiles(a, b))
     chosen = min(modelled_us, key=lambda tile: modelled_us[tile])  # the first of equals, as in C++

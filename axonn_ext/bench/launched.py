@@ -15,9 +15,9 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import TYPE_CHECKING, Any, TypeVar, cast, get_args, get_origin, get_type_hints
 
-from axonn_ext.launch import process
-from axonn_ext.launch.launcher import launch
-from axonn_ext.launch.place import Process
+from axonn_ext.ranks.launch import process
+from axonn_ext.ranks.launch.launcher import launch
+from axonn_ext.ranks.launch.place import Process
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance

@@ -18,7 +18,7 @@ from axonn_ext.bench.case import Case, Collective, Spec, bind_all, call_all
 from axonn_ext.bench.reference import Expected, Outputs, Whole, expected_product, round_off
 from axonn_ext.calibrate.shapes import GemmShape
 from axonn_ext.calibrate.this_machine import DTYPES
-from axonn_ext.grid import AxisGroup, Dims, Grid
+from axonn_ext.ranks.grid import AxisGroup, Dims, Grid
 
 
 def linear_case(spec: Spec, grid: Grid) -> Case:

@@ -17,12 +17,12 @@ from typing import Any, Protocol, TypeVar
 import torch
 from torch import Tensor
 
-from axonn_ext import _library
 from axonn_ext.bench.benchmark import add_json, new_parser
 from axonn_ext.bench.results import content_of
 from axonn_ext.calibrate.measure import HEAD_START_CYCLES, Timing
 from axonn_ext.calibrate.shapes import is_size
 from axonn_ext.calibrate.this_machine import describe_machine
+from axonn_ext.kernels import extension
 from axonn_ext.terminal.arguments import whole
 from axonn_ext.terminal.console import Console
 from axonn_ext.terminal.errors import UserError
@@ -250,7 +250,7 @@ def _chunked(
 
 def _fused(host: Tensor, a: Tensor, b: Tensor) -> Callable[[], Tensor] | None:
     """Returns a call of one kernel that waits for each chunk; None if there is none for the GPU."""
-    cuda = _library.cuda if _library.cuda_sm90 is not None else None
+    cuda = extension.cuda if extension.cuda_sm90 is not None else None
     if cuda is None or torch.cuda.get_device_capability() != (9, 0):
         return None
     link = cuda.EmulatedLink(NUM_SHARDS, workspace_bytes=a.nbytes)

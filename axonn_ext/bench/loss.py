@@ -31,9 +31,9 @@ from axonn_ext.bench.benchmark import (
 from axonn_ext.bench.charts import BLUE, GREEN, GREY, ORANGE
 from axonn_ext.calibrate.measure import Timing
 from axonn_ext.calibrate.this_machine import DTYPES
-from axonn_ext.grid import Grid
 from axonn_ext.nn import CrossEntropy, goldfish_labels
 from axonn_ext.nn.loss import IGNORE_INDEX
+from axonn_ext.ranks.grid import Grid
 from axonn_ext.spec.goldfish import Goldfish
 from axonn_ext.terminal.arguments import whole
 

@@ -17,7 +17,7 @@ from axonn_ext.bench.benchmark import (
     take_turns,
 )
 from axonn_ext.bench.ops_cases import CASES, TORCH, OpCase, Sizes
-from axonn_ext.grid import Grid
+from axonn_ext.ranks.grid import Grid
 from axonn_ext.terminal.arguments import whole
 
 COPY = "copy"

@@ -16,7 +16,7 @@ from axonn_ext.bench import optimizer_systems as optimizers
 from axonn_ext.bench.loss import PASSES, error_limit
 from axonn_ext.bench.optimizer import right_systems
 from axonn_ext.calibrate.this_machine import DTYPES
-from axonn_ext.grid import Grid
+from axonn_ext.ranks.grid import Grid
 from axonn_ext.spec.optimizer import BUCKET_ELEMENTS
 
 OURS, TORCH = "axonn_ext", "torch"

@@ -10,7 +10,7 @@ from typing import Any
 import rich.console
 
 from axonn_ext.bench.results import Json
-from axonn_ext.launch.place import Process
+from axonn_ext.ranks.launch.place import Process
 from axonn_ext.terminal.console import Console, plain_table, print_table, say
 from axonn_ext.terminal.files import check_picture, check_writable, writing
 

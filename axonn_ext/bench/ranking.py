@@ -13,7 +13,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from axonn_ext import settings
 from axonn_ext.bench import launched
 from axonn_ext.bench.benchmark import add_run_options, new_parser
 from axonn_ext.bench.ranking_cases import (
@@ -29,11 +28,12 @@ from axonn_ext.bench.ranking_cases import (
 )
 from axonn_ext.calibrate.find_machine import find_machine
 from axonn_ext.calibrate.this_machine import describe_machine
-from axonn_ext.inputs.errors import InputError
-from axonn_ext.inputs.files import FileError, read_json
-from axonn_ext.launch import process
-from axonn_ext.launch.place import Process
 from axonn_ext.planner import Machine
+from axonn_ext.ranks.launch import process
+from axonn_ext.ranks.launch.place import Process
+from axonn_ext.spec import settings
+from axonn_ext.spec.files.errors import InputError
+from axonn_ext.spec.files.files import FileError, read_json
 from axonn_ext.spec.pipeline import SCHEDULES
 from axonn_ext.spec.pipeline_options import PipelineOptions
 from axonn_ext.terminal.arguments import MOST_PROCESSES, whole

@@ -15,9 +15,9 @@ from axonn_ext.bench.train.plan import OURS, Plan, SystemSpec, Workload
 from axonn_ext.bench.train.run import time_steps
 from axonn_ext.bench.train.systems import Step, System, build_system, our_step
 from axonn_ext.calibrate.measure import Ranks, Timing
-from axonn_ext.grid import Grid
 from axonn_ext.overlap import Orchestrator
 from axonn_ext.pipeline import MicroBatch, Pipeline
+from axonn_ext.ranks.grid import Grid
 from axonn_ext.terminal.errors import TrainingError
 
 

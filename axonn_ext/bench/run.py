@@ -28,8 +28,8 @@ from axonn_ext.calibrate.measure import (
     ranks_of,
     synchronize_with,
 )
-from axonn_ext.grid import Grid
-from axonn_ext.launch.place import Process
+from axonn_ext.ranks.grid import Grid
+from axonn_ext.ranks.launch.place import Process
 from axonn_ext.spec.grid import GridShape
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from axonn_ext.grid import AxisGroup
+from axonn_ext.ranks.grid import AxisGroup
 from axonn_ext.spec.grid import GridShape
 from axonn_ext.terminal.errors import UserError
 

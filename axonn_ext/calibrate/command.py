@@ -12,14 +12,14 @@ from typing import Any
 
 from rich.table import Table
 
-from axonn_ext import settings
 from axonn_ext.calibrate.file import LinkRow, link_rows, machine_file, peak_flops
 from axonn_ext.calibrate.find_machine import measured_file
 from axonn_ext.calibrate.plan import Plan
 from axonn_ext.calibrate.this_machine import default_device, describe_machine, num_cores
-from axonn_ext.launch import process
-from axonn_ext.launch.launcher import launch
-from axonn_ext.launch.place import Process
+from axonn_ext.ranks.launch import process
+from axonn_ext.ranks.launch.launcher import launch
+from axonn_ext.ranks.launch.place import Process
+from axonn_ext.spec import settings
 from axonn_ext.terminal.arguments import MOST_PROCESSES, MOST_THREADS, whole
 from axonn_ext.terminal.console import Console, print_table, say
 from axonn_ext.terminal.errors import UserError, refuse_extra

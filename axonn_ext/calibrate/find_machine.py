@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from axonn_ext import settings
 from axonn_ext.planner.machines.machine import Machine, load_machine
+from axonn_ext.spec import settings
 
 
 def measured_file() -> Path | None:

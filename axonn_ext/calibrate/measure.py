@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import ProcessGroup
 
-from axonn_ext.side_groups import new_group
+from axonn_ext.ranks.side_groups import new_group
 
 T = TypeVar("T")
 

@@ -7,14 +7,14 @@ from functools import partial
 
 import torch
 
-from axonn_ext import settings
-from axonn_ext.grid import AxisGroup
 from axonn_ext.pipeline.failures import Failures
 from axonn_ext.pipeline.gpu import gpu_of
 from axonn_ext.pipeline.inbox import Inbox
 from axonn_ext.pipeline.links import Links
 from axonn_ext.pipeline.messages import FORWARD, Message
-from axonn_ext.side_groups import SideGroups
+from axonn_ext.ranks.grid import AxisGroup
+from axonn_ext.ranks.side_groups import SideGroups
+from axonn_ext.spec import settings
 
 
 class Shift:

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from axonn_ext.calibrate.file import LinkRow
 from axonn_ext.calibrate.fit import Point, fit, ring_steps
-from axonn_ext.inputs.errors import InputError
-from axonn_ext.inputs.files import read_text
+from axonn_ext.spec.files.errors import InputError
+from axonn_ext.spec.files.files import read_text
 
 KINDS = ("all_gather", "reduce_scatter", "all_reduce")
 # By how much the bus bandwidth of a log may differ from what its sizes and times give. The log

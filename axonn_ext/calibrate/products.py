@@ -15,8 +15,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from axonn_ext import tuning
 from axonn_ext.calibrate.measure import HEAD_START_CYCLES
+from axonn_ext.kernels import tuning
 from axonn_ext.spec.products import Product
 
 DIRECT = "direct"  # the library's call

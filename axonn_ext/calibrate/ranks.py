@@ -14,16 +14,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from axonn_ext import (
-    _machine,
-    ops,  # noqa: F401  (registers torch.ops.axonn)
-)
+from axonn_ext import ops  # noqa: F401  (registers torch.ops.axonn)
 from axonn_ext.calibrate.fit import Point
 from axonn_ext.calibrate.measure import Ranks, Timing, measure, ranks_of, synchronize_with
 from axonn_ext.calibrate.messages import Shift
 from axonn_ext.calibrate.plan import SEND, Plan, Product
 from axonn_ext.calibrate.this_machine import DTYPES
-from axonn_ext.grid import AxisGroup, Grid
+from axonn_ext.kernels import host
+from axonn_ext.ranks.grid import AxisGroup, Grid
 
 Json = dict[str, Any]
 Call = Callable[[], object]
@@ -207,4 +205,4 @@ def _memory_bytes(plan: Plan) -> int:
     if plan.device == "cuda":
         sharing = -(-plan.num_ranks // torch.cuda.device_count())
         return int(torch.cuda.get_device_properties().total_memory) // sharing
-    return _machine.memory_bytes() // plan.num_ranks
+    return host.memory_bytes() // plan.num_ranks

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import torch
 
-from axonn_ext import _machine
 from axonn_ext._version import __version__
+from axonn_ext.kernels import host
 from axonn_ext.terminal.errors import UserError
 
 DTYPES = {
@@ -26,7 +26,7 @@ def describe_machine(*, threads: int, device: str = "cpu") -> dict[str, str | in
     return (_describe_gpus() if device == "cuda" else {}) | {
         "cpu": _cpu_model(),
         "cores": num_cores(),
-        "memory_bytes": _machine.memory_bytes(),
+        "memory_bytes": host.memory_bytes(),
         "os": platform.platform(),
         "python": platform.python_version(),
         "torch": torch.__version__,
@@ -53,7 +53,7 @@ def _describe_gpus() -> dict[str, str | int]:
     return {
         "gpu": torch.cuda.get_device_name(),
         "gpus": torch.cuda.device_count(),
-        "runtime": _machine.gpu_runtime(),
+        "runtime": host.gpu_runtime(),
         "nccl": ".".join(str(part) for part in torch.cuda.nccl.version()),
         "tf32": int(torch.backends.cuda.matmul.allow_tf32),
     }

@@ -7,8 +7,8 @@ import tomllib
 from collections.abc import Sequence
 
 from axonn_ext.calibrate.file import LinkRow, text_of_links
-from axonn_ext.inputs.errors import InputError
 from axonn_ext.planner.machines.machine import Machine
+from axonn_ext.spec.files.errors import InputError
 
 _LEVEL, _ROW = "[[levels]]", "[[levels.measured]]"
 

@@ -27,8 +27,8 @@ from axonn_ext.checkpoint.manifest import (
     dtype_name,
     index_name,
 )
-from axonn_ext.inputs.errors import first_of
-from axonn_ext.inputs.files import open_new
+from axonn_ext.spec.files.errors import first_of
+from axonn_ext.spec.files.files import open_new
 
 _PART_BYTES = 256 << 20  # of a file that are written at a time
 

@@ -9,7 +9,8 @@ from pathlib import Path
 
 from axonn_ext.checkpoint.errors import CheckpointError
 from axonn_ext.checkpoint.files import find_problems, remove, write_text
-from axonn_ext.checkpoint.manifest import MANIFEST, read_manifest
+from axonn_ext.checkpoint.manifest import MANIFEST
+from axonn_ext.checkpoint.reading import read_manifest
 
 LATEST = "latest"
 CHECKPOINTS = "checkpoints"  # the folder's name in the folder of a run

@@ -11,8 +11,9 @@ from torch import nn
 
 from axonn_ext.checkpoint.errors import CheckpointError, RanksMissing
 from axonn_ext.checkpoint.folder import last_good
-from axonn_ext.checkpoint.manifest import DTYPES, Manifest, StoredTensor, dtype_name, read_manifest
+from axonn_ext.checkpoint.manifest import DTYPES, Manifest, StoredTensor, dtype_name
 from axonn_ext.checkpoint.ranks import Ranks
+from axonn_ext.checkpoint.reading import read_manifest
 from axonn_ext.checkpoint.replicas import Replicas
 from axonn_ext.checkpoint.shards import Shard
 from axonn_ext.checkpoint.state import (
@@ -29,8 +30,8 @@ from axonn_ext.checkpoint.state import (
 )
 from axonn_ext.checkpoint.storage import read_shards
 from axonn_ext.checkpoint.tables import agreed_tables
-from axonn_ext.inputs.errors import first_of
 from axonn_ext.optim import AdamW
+from axonn_ext.spec.files.errors import first_of
 
 _MOST_NAMES = 4  # in a message
 

@@ -21,18 +21,18 @@ from typing import Any, Protocol
 import torch
 
 from axonn_ext.checkpoint.errors import CheckpointError
-from axonn_ext.checkpoint.layout import MOST, MOST_RANKS, Block, Layout, file_name
+from axonn_ext.checkpoint.layout import MOST, Block, Layout
 from axonn_ext.checkpoint.runs import Offsets
-from axonn_ext.checkpoint.values import decode, encode
-from axonn_ext.inputs.errors import InputError
-from axonn_ext.inputs.files import parse_json, read_text
+from axonn_ext.checkpoint.values import encode
+from axonn_ext.spec.files.errors import InputError
+from axonn_ext.spec.files.files import parse_json, read_text
 
 MANIFEST = "manifest.json"
 FORMAT = 3
 EXTENT_BYTES = 1 << 20  # a file has a checksum for each extent of so many bytes
-_MOST_BYTES = 1 << 32  # of a manifest; those of format 2 have some hundred bytes for each block
+MOST_BYTES = 1 << 32  # of a manifest; those of format 2 have some hundred bytes for each block
 _MOST_INDEX_BYTES = 1 << 30  # of an index: some hundred bytes for each block of a file
-_MALFORMED = (KeyError, TypeError, ValueError, AttributeError, RecursionError)
+MALFORMED = (KeyError, TypeError, ValueError, AttributeError, RecursionError)
 DTYPES: Mapping[str, torch.dtype] = MappingProxyType(
     {
         str(dtype).removeprefix("torch."): dtype
@@ -168,54 +168,13 @@ def _framed(kind: str, body: Mapping[str, Any]) -> str:
     return f'{{"crc32": {zlib.crc32(text.encode())}, "{kind}": {text}}}\n'
 
 
-def _read_framed(path: Path, kind: str, most_bytes: int) -> Any:
+def read_framed(path: Path, kind: str, most_bytes: int) -> Any:
     """Returns the body. Raises CheckpointError if it is damaged, InputError if it is no text."""
     text = read_text(path, most_bytes=most_bytes)
     found = re.fullmatch(rf'{{"crc32": (\d{{1,10}}), "{kind}": (\{{.*\}})}}\n', text, re.DOTALL)
     if found is None or zlib.crc32(found[2].encode()) != int(found[1]):
         raise CheckpointError(f"{path} is damaged: its contents do not match its checksum")
     return parse_json(found[2], path)
-
-
-def read_manifest(folder: Path) -> Manifest:
-    """Returns the manifest of a checkpoint's folder.
-
-    Raises CheckpointError if there is none, or if it is damaged.
-    """
-    from axonn_ext.checkpoint import old_formats  # which stands on this module
-
-    path = folder / MANIFEST
-    try:
-        body = _read_framed(path, "checkpoint", _MOST_BYTES)
-    except InputError as error:
-        raise CheckpointError(f"{folder} is no checkpoint that can be used: {error}") from None
-    try:
-        is_old = body["format"] in old_formats.FORMATS
-        if not (is_old or body["format"] == FORMAT) or body["extent_bytes"] != EXTENT_BYTES:
-            raise CheckpointError(
-                f"{path}: expected format {FORMAT} with extents of {EXTENT_BYTES} bytes, got "
-                f"format {body['format']!r}: another version of axonn_ext wrote it"
-            )
-        found = old_formats.manifest_of(body) if is_old else _manifest_of(body)
-        objects = (found.facts, found.extra, *found.optimizer_options)
-        if not all(isinstance(each, dict) for each in objects):
-            raise ValueError("facts, extra and optimizer_options must be objects")
-    except _MALFORMED as error:
-        raise CheckpointError(
-            f"{path} is no manifest of a checkpoint: {type(error).__name__}: {error}"
-        ) from None
-    return found
-
-
-def _manifest_of(body: Mapping[str, Any]) -> Manifest:
-    count, num_bytes = body["num_files"], body["num_bytes"]
-    if not all(type(n) is int for n in (count, num_bytes)) or not 0 < count <= MOST_RANKS:
-        raise ValueError(f"expected 1 to {MOST_RANKS} files, got {count}")
-    tensors = {name: tensor_of(name, value, count) for name, value in body["tensors"].items()}
-    return Manifest(
-        tensors, _Files(count), num_bytes, body["facts"], decode(body["extra"]),
-        tuple(decode(body["optimizer_options"])), str(body["token"]),
-    )  # fmt: skip
 
 
 def tensor_of(name: str, value: Mapping[str, Any], num_files: int) -> StoredTensor:
@@ -234,19 +193,6 @@ def tensor_of(name: str, value: Mapping[str, Any], num_files: int) -> StoredTens
     return StoredTensor(value["dtype"], layout)
 
 
-class _Files(Sequence[str]):
-    """The names of a number of files, which takes no memory for them."""
-
-    def __init__(self, count: int) -> None:
-        self._ranks = range(count)
-
-    def __len__(self) -> int:
-        return len(self._ranks)
-
-    def __getitem__(self, number: Any) -> Any:
-        return file_name(self._ranks[number])
-
-
 def index_name(file: str) -> str:
     """Returns the name of the index of a file."""
     return file.replace(".safetensors", ".json")
@@ -261,7 +207,7 @@ def read_index(folder: Path, file: str, token: str) -> StoredFile:
     """Returns the index of a file. Raises CheckpointError if it is not there, or is damaged."""
     path = folder / index_name(file)
     try:
-        body = _read_framed(path, "index", _MOST_INDEX_BYTES)
+        body = read_framed(path, "index", _MOST_INDEX_BYTES)
         stored = StoredFile(body["num_bytes"], tuple(body["checksums"]), dict(body["starts"]))
         for what, got, expected in (
             ("file", body["file"], file), ("checkpoint", body["token"], token)
@@ -279,7 +225,7 @@ def read_index(folder: Path, file: str, token: str) -> StoredFile:
             raise ValueError(f"{len(stored.checksums)} checksums of {stored.num_bytes} bytes")
     except InputError as error:
         raise CheckpointError(str(error)) from None
-    except _MALFORMED as error:
+    except MALFORMED as error:
         raise CheckpointError(
             f"{path} is no index of a file: {type(error).__name__}: {error}"
         ) from None

@@ -17,10 +17,10 @@ from typing import Any, TypeVar, cast
 import torch.distributed as dist
 from torch.distributed import DistError, PrefixStore, Store
 
-from axonn_ext import settings
 from axonn_ext.checkpoint.errors import CheckpointError, RanksMissing
 from axonn_ext.checkpoint.state import place_in_world
-from axonn_ext.meeting import name_ranks
+from axonn_ext.ranks.meeting import name_ranks
+from axonn_ext.spec import settings
 
 T = TypeVar("T")
 CHILDREN = 8

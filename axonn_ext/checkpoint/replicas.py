@@ -12,9 +12,9 @@ from torch.distributed import ProcessGroup
 from axonn_ext.checkpoint.layout import grid_of
 from axonn_ext.checkpoint.shards import Shard, with_turns
 from axonn_ext.checkpoint.state import place_in_world
-from axonn_ext.grid import Grid
 from axonn_ext.nn.sharded import declaration_of
-from axonn_ext.rank_values import device_type
+from axonn_ext.ranks.grid import Grid
+from axonn_ext.ranks.rank_values import device_type
 
 _PART_BYTES = 64 << 20  # staged at a time, of a block on a device that the group does not serve
 

@@ -12,14 +12,8 @@ import torch
 from axonn_ext.checkpoint.errors import CheckpointError
 from axonn_ext.checkpoint.files import remove, sync_folder, write_tensors, write_text
 from axonn_ext.checkpoint.layout import Layout, file_name
-from axonn_ext.checkpoint.manifest import (
-    DTYPES,
-    MANIFEST,
-    Manifest,
-    StoredTensor,
-    block_key,
-    read_manifest,
-)
+from axonn_ext.checkpoint.manifest import DTYPES, MANIFEST, Manifest, StoredTensor, block_key
+from axonn_ext.checkpoint.reading import read_manifest
 from axonn_ext.checkpoint.shards import Shard
 from axonn_ext.checkpoint.storage import Reading, write_index
 

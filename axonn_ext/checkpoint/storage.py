@@ -15,7 +15,7 @@ from axonn_ext.checkpoint.layout import Block
 from axonn_ext.checkpoint.manifest import DTYPES, Manifest, StoredFile, index_name, index_text
 from axonn_ext.checkpoint.runs import Offsets
 from axonn_ext.checkpoint.shards import Shard
-from axonn_ext.inputs.errors import first_of
+from axonn_ext.spec.files.errors import first_of
 
 
 def write_file(

@@ -12,7 +12,7 @@ from axonn_ext.checkpoint.errors import CheckpointError
 from axonn_ext.checkpoint.layout import Layout, coords
 from axonn_ext.checkpoint.manifest import StoredTensor, table_entry, tensor_of
 from axonn_ext.checkpoint.ranks import Ranks
-from axonn_ext.inputs.errors import first_of
+from axonn_ext.spec.files.errors import first_of
 
 _MOST_NAMES, _MOST_DIGESTS = 4, 4  # in a message
 _Said = Mapping[str, Mapping[str, Any]]  # by stage and digest: the first rank, and maybe the table

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from axonn_ext.rank_values import dtype_named
+from axonn_ext.ranks.rank_values import dtype_named
 
 _MOST_BYTES = 1 << 20  # of a tensor or an array; the manifest is held in memory as text
 _MOST_LEVELS = 100  # of values in values; deeper ones exhaust the stack of the parser

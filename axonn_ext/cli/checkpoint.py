@@ -13,9 +13,10 @@ from rich.progress import track
 from axonn_ext.checkpoint.errors import CheckpointError
 from axonn_ext.checkpoint.files import find_problems
 from axonn_ext.checkpoint.folder import CHECKPOINTS, CheckpointFolder, find_checkpoint, last_good
-from axonn_ext.checkpoint.manifest import Manifest, read_manifest
+from axonn_ext.checkpoint.manifest import Manifest
+from axonn_ext.checkpoint.reading import read_manifest
 from axonn_ext.checkpoint.rewrite import reshard
-from axonn_ext.inputs.errors import InputError
+from axonn_ext.spec.files.errors import InputError
 from axonn_ext.terminal.arguments import whole
 from axonn_ext.terminal.console import Console, plain_table, print_table, say
 from axonn_ext.terminal.errors import TrainingError, UserError, refuse_extra

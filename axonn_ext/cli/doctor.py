@@ -22,7 +22,8 @@ import torch.distributed as dist
 from rich.table import Table
 
 import axonn_ext
-from axonn_ext import _machine, settings, stamps
+from axonn_ext.kernels import host, verified
+from axonn_ext.spec import settings
 from axonn_ext.terminal.console import Console, plain_table, say
 from axonn_ext.terminal.errors import refuse_extra
 from axonn_ext.terminal.files import check_writable, write_text
@@ -33,8 +34,8 @@ STYLES = {OK: "green", NOTE: "yellow", PROBLEM: "red"}
 NO_GPUS_ASKED = "not asked: torch is a CPU build"
 ROCM = (
     "sequential, chunked and auto, and triton for products on gfx90a and gfx942; left out, since "
-    "CUDA's alone: fused, cublaslt, fused_sm90, axonn_ext.communicators, fill_random_ on GPUs. No "
-    "AMD GPU has run any of it yet"
+    "CUDA's alone: fused, cublaslt, fused_sm90, axonn_ext.ranks.communicators, fill_random_ on "
+    "GPUs. No AMD GPU has run any of it yet"
 )
 
 DESCRIPTION = """\
@@ -105,7 +106,7 @@ def diagnose() -> list[Finding]:
     """Returns all findings in the order of the report; few if compiled parts cannot be loaded."""
     shared_memory = find_shared_memory()
     try:
-        from axonn_ext import _library  # noqa: F401
+        from axonn_ext.kernels import extension  # noqa: F401
     except ImportError as error:
         broken = Finding("build", "compiled parts", "cannot be loaded", PROBLEM, str(error))
         return [*find_versions(), broken, shared_memory]
@@ -154,33 +155,33 @@ def find_versions() -> list[Finding]:
         Finding("versions", "axonn_ext", axonn_ext.__version__),
         Finding("versions", "python", platform.python_version()),
         Finding("versions", "torch", torch.__version__),
-        Finding("versions", "GPUs of torch", _machine.gpu_runtime() or "none: a CPU build"),
+        Finding("versions", "GPUs of torch", host.gpu_runtime() or "none: a CPU build"),
         triton,
     ]
 
 
 def find_build() -> list[Finding]:
     """Returns what is compiled, for which architectures, and against which NCCL."""
-    from axonn_ext import _library
+    from axonn_ext.kernels import extension
 
     # _C can be loaded, since this module has imported it.
-    findings = [Finding("build", "CPU parts", str(_library.extension_path()))]
-    if _library.cuda is None:
+    findings = [Finding("build", "CPU parts", str(extension.extension_path()))]
+    if extension.cuda is None:
         status, remedy, text = OK, "", _why_not("_cuda")
-        if _machine.runs_cuda():
+        if host.runs_cuda():
             status = NOTE
             remedy = BUILD_WITH_CUDA
-        elif _machine.gpu_runtime():
-            text = f"left out: torch is built for {_machine.gpu_runtime()}"
+        elif host.gpu_runtime():
+            text = f"left out: torch is built for {host.gpu_runtime()}"
         return [*findings, Finding("build", "CUDA parts", text, status, remedy)]
-    info = _library.cuda.build_info()
+    info = extension.cuda.build_info()
     findings += [
-        Finding("build", "CUDA parts", str(_library.cuda.__file__)),
+        Finding("build", "CUDA parts", str(extension.cuda.__file__)),
         Finding("build", "architectures", info["architectures"].replace(",", ", ")),
         Finding("build", "nvcc", info["nvcc"]),
     ]
-    if _library.cuda_sm90 is not None:
-        text = f"{len(_library.cuda_sm90.instances())} GEMMs"
+    if extension.cuda_sm90 is not None:
+        text = f"{len(extension.cuda_sm90.instances())} GEMMs"
         findings.append(Finding("build", "fused for sm_90", text))
     else:
         why = _why_not("_cuda_sm90")
@@ -194,9 +195,9 @@ def find_build() -> list[Finding]:
 
 
 def _why_not(module: str) -> str:
-    from axonn_ext import _library
+    from axonn_ext.kernels import extension
 
-    why = _library.left_out().get(module)
+    why = extension.left_out().get(module)
     return f"not built: {why}" if why else f"built, but its file {module}.*.so is gone"
 
 
@@ -205,11 +206,11 @@ def _why_not(module: str) -> str:
 
 def find_devices() -> list[Finding]:
     """Returns the GPUs, whether our code runs on them, and which can access each other's memory."""
-    from axonn_ext import _library
+    from axonn_ext.kernels import extension
 
     if not torch.cuda.is_available():
-        text = "none that torch can use" if _machine.gpu_runtime() else NO_GPUS_ASKED
-        return [Finding("devices", "GPUs", text, NOTE if _library.cuda else OK)]
+        text = "none that torch can use" if host.gpu_runtime() else NO_GPUS_ASKED
+        return [Finding("devices", "GPUs", text, NOTE if extension.cuda else OK)]
     count = torch.cuda.device_count()
     findings = []
     for device in range(count):
@@ -222,8 +223,8 @@ def find_devices() -> list[Finding]:
         text = f"{properties.name}, {kind}, {properties.total_memory >> 30} GiB"
         peers = [p for p in range(count) if p != device and _can_reach(device, p)]
         text += f", reaches {', '.join(map(str, peers)) or 'no other'}" if count > 1 else ""
-        runs = _library.cuda is None or runs_on(
-            _library.cuda.build_info()["architectures"].split(","), version
+        runs = extension.cuda is None or runs_on(
+            extension.cuda.build_info()["architectures"].split(","), version
         )
         remedy = "" if runs else (
             f"build again with TORCH_CUDA_ARCH_LIST='{version[0]}.{version[1]}'"
@@ -280,18 +281,18 @@ def find_shared_memory() -> Finding:
 
 def find_verified(loaded: settings.Settings) -> list[Finding]:
     """Returns what `axonn-ext verify` has found on this machine's GPUs, and would unlock."""
-    from axonn_ext import _library
-    from axonn_ext.locked import find_locks
+    from axonn_ext.kernels import extension
+    from axonn_ext.kernels.locked import find_locks
 
     seen = [torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())]
-    keys = _library.stamp_keys()
+    keys = extension.stamp_keys()
     locks = find_locks()
     findings = []
     for key in keys:
-        stamp = stamps.find(loaded.cache_dir, key) if loaded.cache_dir else None
+        stamp = verified.find(loaded.cache_dir, key) if loaded.cache_dir else None
         verdicts = stamp.verdicts if stamp else {}
         words = [
-            f"{name} {_verdict(verdicts[name])}" for name in stamps.KERNELS if name in verdicts
+            f"{name} {_verdict(verdicts[name])}" for name in verified.KERNELS if name in verdicts
         ]
         lock = locks.get(key.gpu)
         if key.gpu not in seen and (len(keys) > 1 or not seen):
@@ -307,7 +308,7 @@ def find_verified(loaded: settings.Settings) -> list[Finding]:
     return findings
 
 
-def _verdict(verdict: stamps.Verdict) -> str:
+def _verdict(verdict: verified.Verdict) -> str:
     if not verdict.passed:
         return "FAILED"
     return f"right on {verdict.ranks} GPUs" if verdict.ranks > 1 else "right"
@@ -315,9 +316,9 @@ def _verdict(verdict: stamps.Verdict) -> str:
 
 def find_algorithms(*, can_share: bool, cuda_kernels: set[str]) -> list[Finding]:
     """Returns which algorithms each op uses on CPU and CUDA tensors, and why."""
-    from axonn_ext import _library
-    from axonn_ext.communicators import why_none
+    from axonn_ext.kernels import extension
     from axonn_ext.ops.specs import SPECS, linear, matmuls
+    from axonn_ext.ranks.communicators import why_none
 
     default = "fused" if can_share else "sequential"
     reason = "ranks of one host share memory" if can_share else "no shared memory"
@@ -325,25 +326,28 @@ def find_algorithms(*, can_share: bool, cuda_kernels: set[str]) -> list[Finding]
     cpu = f"auto: {default} ({reason}) unless warm_up() measures better; sequential, chunked "
     cpu += "over gloo" if gloo else "not available: torch has no gloo"
     findings = [Finding("algorithms", "CPU tensors", cpu, OK if gloo or can_share else PROBLEM)]
-    if not _machine.gpu_runtime():
+    if not host.gpu_runtime():
         return [*findings, Finding("algorithms", "CUDA tensors", "none: torch is a CPU build")]
     nccl = dist.is_available() and dist.is_nccl_available()  # also true for RCCL
-    library = "NCCL" if _machine.runs_cuda() else "RCCL"
+    library = "NCCL" if host.runs_cuda() else "RCCL"
     over = f"over c10d's {library}" if nccl else f"torch has no {library}"
-    if not _machine.runs_cuda():
+    if not host.runs_cuda():
         findings.append(Finding("algorithms", "ROCm", ROCM))
-    why = why_none(_library.cuda)
+    why = why_none(extension.cuda)
     text = f"over c10d's {library}, since {why}" if why else "over NCCL communicators of our own"
     findings.append(Finding("algorithms", "collectives of axonn_ext.overlap on CUDA", text))
     products = {spec.name for spec in (*matmuls.SPECS, *linear.SPECS)}
-    cutlass, triton = _library.cuda_sm90 is not None, importlib.util.find_spec("triton") is not None
+    cutlass, triton = (
+        extension.cuda_sm90 is not None,
+        importlib.util.find_spec("triton") is not None,
+    )
     sources = [*(["on sm_90 by CUTLASS"] * cutlass), *(["from sm_80 on by Triton"] * triton)]
     fused = f'; "fused" {", else ".join(sources)}' if sources else ""
     for op, spec in SPECS.items():
         there = op in cuda_kernels
         collective = "algorithm" in spec.arguments
         text = "no CUDA kernel in this build" if not there else over if collective else "our kernel"
-        if op in products and collective and _library.cuda is not None:
+        if op in products and collective and extension.cuda is not None:
             text += fused
         findings.append(Finding("algorithms", f"{op} on CUDA", text, OK if there else NOTE))
     return findings

@@ -10,7 +10,7 @@ from typing import Any
 
 from axonn_ext.cli import train
 from axonn_ext.data import RowGroup, find_sources
-from axonn_ext.inputs.errors import InputError
+from axonn_ext.spec.files.errors import InputError
 from axonn_ext.spec.model_files import read_config
 from axonn_ext.terminal.arguments import MOST_PROCESSES, number, whole
 from axonn_ext.terminal.errors import UserError

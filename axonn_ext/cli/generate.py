@@ -13,25 +13,18 @@ from typing import Any
 
 import torch
 
-from axonn_ext import (
-    Grid,
-    Sampling,
-    from_pretrained,
-    load_adapter,
-    merge_adapters,
-    models,
-)
+from axonn_ext import Grid, Sampling, from_pretrained, load_adapter, merge_adapters, models
 from axonn_ext.data import Prompts, Vocabulary, open_vocabulary
 from axonn_ext.data.tokenizer_files import TOKENIZER
 from axonn_ext.data.units import JSON_LINES, parse_line, shown, whole_text
-from axonn_ext.generation import check_prompts, stream
-from axonn_ext.inputs.errors import InputError, printable
-from axonn_ext.inputs.files import is_file, read_text
-from axonn_ext.launch import process
-from axonn_ext.launch.launcher import launch
-from axonn_ext.launch.place import Process
 from axonn_ext.models import ModelConfig, ParallelConfig
-from axonn_ext.pretrained import read_model
+from axonn_ext.models.generation import check_prompts, stream
+from axonn_ext.models.pretrained import read_model
+from axonn_ext.ranks.launch import process
+from axonn_ext.ranks.launch.launcher import launch
+from axonn_ext.ranks.launch.place import Process
+from axonn_ext.spec.files.errors import InputError, printable
+from axonn_ext.spec.files.files import is_file, read_text
 from axonn_ext.spec.grid import GridShape
 from axonn_ext.terminal.arguments import add_key, whole
 from axonn_ext.terminal.console import Console, say

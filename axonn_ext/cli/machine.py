@@ -13,9 +13,9 @@ from axonn_ext.calibrate.file import LinkRow
 from axonn_ext.calibrate.find_machine import find_machine, measured_file
 from axonn_ext.calibrate.nccl_tests import KINDS, read_log
 from axonn_ext.calibrate.with_links import level_of, levels_of, with_links
-from axonn_ext.inputs.errors import InputError
-from axonn_ext.inputs.files import read_text
 from axonn_ext.planner.machines.machine import Machine, machine_file
+from axonn_ext.spec.files.errors import InputError
+from axonn_ext.spec.files.files import read_text
 from axonn_ext.terminal.console import Console, plain_table, print_table, say
 from axonn_ext.terminal.errors import UserError, refuse_extra
 from axonn_ext.terminal.files import check_writable, write_text

@@ -13,12 +13,12 @@ from collections.abc import Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING, NoReturn
 
-from axonn_ext import settings
 from axonn_ext._version import __version__
 from axonn_ext.cli import streams
-from axonn_ext.inputs.errors import printable
-from axonn_ext.launch import threads
-from axonn_ext.settings import LaunchEnvironment, SettingsError
+from axonn_ext.ranks.launch import threads
+from axonn_ext.spec import settings
+from axonn_ext.spec.files.errors import printable
+from axonn_ext.spec.settings import LaunchEnvironment, SettingsError
 from axonn_ext.terminal.errors import (
     MeetingError,
     OutputClosed,
@@ -113,7 +113,9 @@ def _run(arguments: list[str]) -> int:
     try:
         here = settings.launch_environment()
         if here is not None and here.by_agent:
-            from axonn_ext.launch.parent import end_with  # loads ctypes, which others do without
+            from axonn_ext.ranks.launch.parent import (
+                end_with,  # loads ctypes, which others do without
+            )
 
             end_with(parent, launcher=here.launcher)
         bad_settings = _check_settings(arguments)
@@ -143,7 +145,7 @@ def _run(arguments: list[str]) -> int:
             _report(here, "interrupted")
         return INTERRUPTED
     except ImportError as error:
-        # `_library` raises it for our own parts, with a message that says what to do.
+        # `kernels.extension` raises it for our own parts, with a message that says what to do.
         ours = (error.name or "").startswith("axonn_ext._")
         _report(here, f"error: {error}" if ours else traceback.format_exc())
         return FAILED
@@ -253,7 +255,7 @@ def _parser(first: Sequence[str]) -> Parser:
 
 def _say_farewell() -> None:
     try:
-        from axonn_ext.launch import process  # loads Torch
+        from axonn_ext.ranks.launch import process  # loads Torch
 
         here = process.this_process()
     except SettingsError:

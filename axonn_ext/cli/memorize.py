@@ -33,16 +33,16 @@ from axonn_ext.cli.memorize_evaluate import (
     without_stages,
 )
 from axonn_ext.cli.memorize_run import Experiment, name_of, size_overrides
-from axonn_ext.inputs.errors import InputError
-from axonn_ext.launch import process
-from axonn_ext.memorization.documents import MOST_TOKENS
-from axonn_ext.memorization.experiment import Settings, all_repetitions
+from axonn_ext.ranks.launch import process
+from axonn_ext.spec.files.errors import InputError
 from axonn_ext.spec.goldfish import Goldfish
 from axonn_ext.spec.model_files import read_config
 from axonn_ext.terminal.errors import UserError, refuse_extra
 from axonn_ext.terminal.files import check_writable
 from axonn_ext.terminal.grids import check_processes, parse_grid
 from axonn_ext.train.claim import claimed
+from axonn_ext.train.memorization.documents import MOST_TOKENS
+from axonn_ext.train.memorization.experiment import Settings, all_repetitions
 
 # Keys of the trainer that the experiment decides itself.
 OWN_KEYS = (

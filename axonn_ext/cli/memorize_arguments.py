@@ -5,10 +5,10 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from axonn_ext.memorization.documents import CONTINUED, MOST_TOKENS
 from axonn_ext.spec.goldfish import Goldfish
 from axonn_ext.terminal.arguments import MOST_THREADS, add_key, number, whole
 from axonn_ext.train.config import MAX_SEED
+from axonn_ext.train.memorization.documents import CONTINUED, MOST_TOKENS
 
 SIZES = "128x4"
 FROM_NOTHING, TRAINED_ON = "0,6,64,256", "0,1,4,6"

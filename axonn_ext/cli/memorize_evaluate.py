@@ -17,28 +17,28 @@ from axonn_ext.checkpoint import CheckpointError
 from axonn_ext.checkpoint.folder import find_checkpoint
 from axonn_ext.cli.generate import model_vocabulary
 from axonn_ext.data import Prompts
-from axonn_ext.inputs.errors import InputError
-from axonn_ext.inputs.files import is_file
-from axonn_ext.launch import process
-from axonn_ext.launch.launcher import launch
-from axonn_ext.launch.place import Process
-from axonn_ext.memorization.documents import (
-    CONTINUED,
-    MOST_TOKENS,
-    Document,
-    check_documents,
-    read_documents,
-)
-from axonn_ext.memorization.report import bucket_table
-from axonn_ext.memorization.results import BucketResult, measure
 from axonn_ext.models import ModelConfig, ParallelConfig
-from axonn_ext.pretrained import read_model
+from axonn_ext.models.pretrained import read_model
+from axonn_ext.ranks.launch import process
+from axonn_ext.ranks.launch.launcher import launch
+from axonn_ext.ranks.launch.place import Process
+from axonn_ext.spec.files.errors import InputError
+from axonn_ext.spec.files.files import is_file
 from axonn_ext.spec.grid import GridShape
 from axonn_ext.terminal.console import Console, print_table, say
 from axonn_ext.terminal.errors import UserError
 from axonn_ext.terminal.files import write_text
 from axonn_ext.terminal.grids import check_processes
 from axonn_ext.train.export import export
+from axonn_ext.train.memorization.documents import (
+    CONTINUED,
+    MOST_TOKENS,
+    Document,
+    check_documents,
+    read_documents,
+)
+from axonn_ext.train.memorization.report import bucket_table
+from axonn_ext.train.memorization.results import BucketResult, measure
 from axonn_ext.train.run_folder import MODEL
 
 CONFIG = "config.json"

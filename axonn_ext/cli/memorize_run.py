@@ -24,14 +24,9 @@ from axonn_ext.cli.memorize_evaluate import (
 )
 from axonn_ext.data import Vocabulary, open_vocabulary
 from axonn_ext.data.vocabulary import BYTES
-from axonn_ext.inputs.errors import InputError
-from axonn_ext.inputs.files import is_file, read_json
-from axonn_ext.inputs.token_files import TokenFiles
-from axonn_ext.memorization.documents import CONTINUED, write_documents
-from axonn_ext.memorization.experiment import Exposures, Settings
-from axonn_ext.memorization.plot import plot_arms
-from axonn_ext.memorization.report import arms_table, summary
-from axonn_ext.memorization.results import ARMS, GOLDFISH, ArmResult, read_buckets
+from axonn_ext.spec.files.errors import InputError
+from axonn_ext.spec.files.files import is_file, read_json
+from axonn_ext.spec.files.token_files import TokenFiles
 from axonn_ext.spec.grid import GridShape
 from axonn_ext.spec.model_files import read_config
 from axonn_ext.terminal.console import Console, print_table, say
@@ -40,6 +35,11 @@ from axonn_ext.terminal.files import make_folder, write_text, writing
 from axonn_ext.train.config import Config
 from axonn_ext.train.config_file import load_config
 from axonn_ext.train.job import prepare
+from axonn_ext.train.memorization.documents import CONTINUED, write_documents
+from axonn_ext.train.memorization.experiment import Exposures, Settings
+from axonn_ext.train.memorization.plot import plot_arms
+from axonn_ext.train.memorization.report import arms_table, summary
+from axonn_ext.train.memorization.results import ARMS, GOLDFISH, ArmResult, read_buckets
 from axonn_ext.train.metrics import read_metrics
 from axonn_ext.train.run_folder import MODEL, check_folder
 

@@ -7,7 +7,7 @@ import os
 import sys
 from typing import TextIO
 
-from axonn_ext.inputs.errors import printable
+from axonn_ext.spec.files.errors import printable
 
 READER_GONE = 141  # the status that a shell shows for a program that SIGPIPE ended
 

@@ -11,8 +11,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
 
-from axonn_ext import settings
-from axonn_ext.inputs.token_files import TokenFiles, named_by
+from axonn_ext.spec import settings
+from axonn_ext.spec.files.token_files import TokenFiles, named_by
 from axonn_ext.terminal.arguments import MOST_PROCESSES, whole
 from axonn_ext.terminal.console import Console, say
 from axonn_ext.terminal.errors import TrainingError, UserError, refuse_extra

@@ -14,11 +14,11 @@ from typing import Any
 
 from torch.distributed import Store
 
-from axonn_ext import settings
-from axonn_ext.launch import process
-from axonn_ext.launch.launcher import launch
-from axonn_ext.launch.place import Process
-from axonn_ext.launch.preemption import SIGNALS
+from axonn_ext.ranks.launch import process
+from axonn_ext.ranks.launch.launcher import launch
+from axonn_ext.ranks.launch.place import Process
+from axonn_ext.ranks.launch.preemption import SIGNALS
+from axonn_ext.spec import settings
 from axonn_ext.terminal.arguments import MOST_PROCESSES, whole
 from axonn_ext.terminal.errors import TrainingError, UserError
 from axonn_ext.terminal.grids import check_processes
@@ -27,8 +27,8 @@ from axonn_ext.train.config import AUTO, EXAMPLES, Config
 from axonn_ext.train.config_file import Override, load_config, to_toml
 from axonn_ext.train.job import check_memory, prepare
 from axonn_ext.train.run_folder import check_folder, default_folder, first_day
+from axonn_ext.train.watchdog.summary import SIGNAL, reason_for_failure, summaries
 from axonn_ext.train.worker import run_worker
-from axonn_ext.watchdog.summary import SIGNAL, reason_for_failure, summaries
 
 DESCRIPTION = """\
 Trains a GPT-2 or Llama style model on a grid of processes. The run's folder gets metrics.jsonl,
@@ -129,7 +129,7 @@ def run(args: argparse.Namespace, extra: Sequence[str], *, note: str = "") -> in
     config = _dated(config, folder, here, store)
     if here is not None:
         if args.rank_order is not None and store is not None and here.world_size > 1:
-            from axonn_ext.launch.order import in_rank_order
+            from axonn_ext.ranks.launch.order import in_rank_order
 
             here = in_rank_order(store, here, args.rank_order, host=socket.gethostname())
             settings.take_rank(here.rank)

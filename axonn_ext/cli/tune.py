@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
-from axonn_ext import models, settings
+from axonn_ext import models
 from axonn_ext.calibrate.products import ProductRow, gain, measure_product, sizes
 from axonn_ext.calibrate.shapes import (
     PUBLISHED_LAYERS,
@@ -23,7 +23,8 @@ from axonn_ext.calibrate.shapes import (
     problems,
 )
 from axonn_ext.calibrate.this_machine import check_device, default_device, describe_machine
-from axonn_ext.launch import process
+from axonn_ext.ranks.launch import process
+from axonn_ext.spec import settings
 from axonn_ext.spec.grid import GridShape
 from axonn_ext.spec.model import LinearSpec
 from axonn_ext.spec.parallel import ROLES, ParallelConfig

@@ -10,17 +10,17 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from axonn_ext import settings
-from axonn_ext.launch.parent import end_with
+from axonn_ext.ranks.launch.parent import end_with
+from axonn_ext.spec import settings
 from axonn_ext.terminal.console import Console, say
 from axonn_ext.terminal.errors import UserError, refuse_extra
 
 if TYPE_CHECKING:
-    from axonn_ext.stamps import Key, Verdict
+    from axonn_ext.bench.verify.groups import Group
+    from axonn_ext.bench.verify.record import Record
+    from axonn_ext.bench.verify.run import Outcome
+    from axonn_ext.kernels.verified import Key, Verdict
     from axonn_ext.terminal.rows import RowsTable
-    from axonn_ext.verify.groups import Group
-    from axonn_ext.verify.record import Record
-    from axonn_ext.verify.run import Outcome
 
 # Device files of the drivers of NVIDIA, Tegra, Windows (WSL) and AMD. If there are none, there is
 # no GPU, which we then know without loading Torch.
@@ -82,11 +82,11 @@ def run(args: argparse.Namespace, extra: Sequence[str]) -> int:
 
 
 def _verify(json_file: Path | None, only: str | None) -> int:
+    from axonn_ext.bench.verify.groups import groups
+    from axonn_ext.bench.verify.record import Record
+    from axonn_ext.bench.verify.run import FAILED
     from axonn_ext.terminal.files import check_writable
     from axonn_ext.terminal.rows import RowsFile
-    from axonn_ext.verify.groups import groups
-    from axonn_ext.verify.record import Record
-    from axonn_ext.verify.run import FAILED
 
     num_gpus, gpu = find_gpus()
     all_groups = groups(num_gpus)
@@ -134,10 +134,10 @@ def find_gpus() -> tuple[int, str]:
     """
     import torch
 
-    from axonn_ext import _machine
+    from axonn_ext.kernels import host
 
-    if not _machine.runs_cuda():
-        found = _machine.gpu_runtime()
+    if not host.runs_cuda():
+        found = host.gpu_runtime()
         why = (
             f"torch is built for {found}" if found else "the torch that is installed is a CPU build"
         )
@@ -156,9 +156,9 @@ def find_gpus() -> tuple[int, str]:
 
 def key_of(gpu: str) -> Key | None:
     """Returns the key of the stamp; None if the driver's files do not tell enough to find it."""
-    from axonn_ext import _library
+    from axonn_ext.kernels import extension
 
-    keys = _library.stamp_keys()
+    keys = extension.stamp_keys()
     return keys[0] if len(keys) == 1 else next((key for key in keys if key.gpu == gpu), None)
 
 
@@ -166,7 +166,7 @@ def show_progress(console: Console, gpu: str, groups: Sequence[Group]) -> Iterat
     """Runs the groups and yields their outcomes; a terminal shows a bar meanwhile."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-    from axonn_ext.verify.run import run_groups
+    from axonn_ext.bench.verify.run import run_groups
 
     columns = (
         TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
@@ -182,8 +182,8 @@ def show_progress(console: Console, gpu: str, groups: Sequence[Group]) -> Iterat
 
 
 def _table(console: Console, groups: Iterable[Group]) -> RowsTable:
+    from axonn_ext.bench.verify.run import STATUSES
     from axonn_ext.terminal.rows import Column, RowsTable
-    from axonn_ext.verify.run import STATUSES
 
     columns = (
         Column("cases", max(len(group.name) for group in groups)),
@@ -194,7 +194,7 @@ def _table(console: Console, groups: Iterable[Group]) -> RowsTable:
 
 
 def _show(table: RowsTable, outcome: Outcome) -> None:
-    from axonn_ext.verify.run import FAILED, PASSED
+    from axonn_ext.bench.verify.run import FAILED, PASSED
 
     cells = (
         outcome.group.name, outcome.status, str(outcome.cases or ""), f"{outcome.seconds:.1f}",
@@ -207,7 +207,7 @@ def print_verdicts(
     console: Console, verdicts: Mapping[str, Verdict], known: Mapping[str, Verdict] | None
 ) -> None:
     """Prints the verdict on each kernel and, if it was kept (known), its effect on "auto"."""
-    from axonn_ext.stamps import KERNELS
+    from axonn_ext.kernels.verified import KERNELS
 
     asked = settings.load().product_kernels
     for kernel in KERNELS:
@@ -222,7 +222,7 @@ def print_verdicts(
 
 def _effect(kernel: str, found: Verdict | None, known: Verdict, asked: Sequence[str] | None) -> str:
     """Says what "auto" does, given the verdict on a kernel; asked: AXONN_PRODUCT_KERNELS."""
-    from axonn_ext.stamps import FUSED
+    from axonn_ext.kernels.verified import FUSED
 
     if not known.passed:
         old = "" if found and not found.passed else f"before, FAILED: {', '.join(known.reasons)}; "
@@ -239,7 +239,7 @@ def _effect(kernel: str, found: Verdict | None, known: Verdict, asked: Sequence[
 
 def _document(key: Key | None, record: Record) -> dict[str, Any]:
     """Returns the content of --json."""
-    from axonn_ext.stamps import as_document
+    from axonn_ext.kernels.verified import as_document
 
     return {
         "key": asdict(key) if key else None,

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from axonn_ext.data.chunk_ends import Shelf
 from axonn_ext.data.vocabulary import TokenArray
-from axonn_ext.inputs.errors import InputError
-from axonn_ext.inputs.files import read_json
+from axonn_ext.spec.files.errors import InputError
+from axonn_ext.spec.files.files import read_json
 
 STATE = "state.json"  # lists the files of the folder
 COLUMN = "input_ids"

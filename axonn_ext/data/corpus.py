@@ -22,8 +22,8 @@ from axonn_ext.data.source import (
 from axonn_ext.data.tokens import ArrayTokens, Part, Tokens, split
 from axonn_ext.data.units import JSON_LINES
 from axonn_ext.data.vocabulary import ByteVocabulary, Vocabulary
-from axonn_ext.inputs.files import is_folder
-from axonn_ext.inputs.token_files import TokenFiles, find_token_files
+from axonn_ext.spec.files.files import is_folder
+from axonn_ext.spec.files.token_files import TokenFiles, find_token_files
 
 WINDOWS, DOCUMENTS = "windows", "documents"
 

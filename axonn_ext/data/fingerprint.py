@@ -10,7 +10,7 @@ import numpy as np
 from axonn_ext.data.corpus import DOCUMENTS, Corpus
 from axonn_ext.data.examples import Examples
 from axonn_ext.data.tokens import ArrayTokens, Tokens
-from axonn_ext.inputs.digests import WHOLE, sampled
+from axonn_ext.spec.files.digests import WHOLE, sampled
 
 
 def fingerprint(corpus: Corpus | Examples) -> str:

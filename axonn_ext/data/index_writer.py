@@ -18,8 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from axonn_ext.data.indexed import DTYPES, HEADER, MAGIC, VERSION
-from axonn_ext.inputs.files import open_new
-from axonn_ext.inputs.token_files import TokenFiles
+from axonn_ext.spec.files.files import open_new
+from axonn_ext.spec.files.token_files import TokenFiles
 
 MOST_TOKENS = 2**31 - 1  # of a document: the index has lengths in int32
 _AT_ONCE = 1 << 20  # entries of the index

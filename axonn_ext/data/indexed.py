@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from axonn_ext.data.chunk_ends import Shelf
 from axonn_ext.data.vocabulary import TokenArray
-from axonn_ext.inputs.token_files import TokenFiles, read_description
+from axonn_ext.spec.files.token_files import TokenFiles, read_description
 
 MAGIC, VERSION = b"MMIDIDX\x00\x00", 1
 HEADER = struct.Struct("<9sQBQQ")  # magic, version, dtype, sequences, document indices

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from axonn_ext.data.corpus import Source
 from axonn_ext.data.vocabulary import BYTES, StoredVocabulary, Vocabulary, open_vocabulary
-from axonn_ext.inputs.token_files import Description, read_description
+from axonn_ext.spec.files.token_files import Description, read_description
 
 
 def vocabulary_of(

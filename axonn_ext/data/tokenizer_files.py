@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from axonn_ext.inputs.errors import InputError
-from axonn_ext.inputs.files import is_file, read_json, read_text
+from axonn_ext.spec.files.errors import InputError
+from axonn_ext.spec.files.files import is_file, read_json, read_text
 
 TOKENIZER = "tokenizer.json"
 GENERATION_CONFIG = "generation_config.json"

@@ -20,7 +20,7 @@ from axonn_ext.data.processes import ordered_results
 from axonn_ext.data.source import find_text
 from axonn_ext.data.units import Unit, find_units, read_unit
 from axonn_ext.data.vocabulary import ByteVocabulary, TokenArray, Vocabulary, open_vocabulary
-from axonn_ext.inputs.token_files import FORMAT, TokenFiles
+from axonn_ext.spec.files.token_files import FORMAT, TokenFiles
 
 
 @dataclass(frozen=True)

@@ -6,9 +6,9 @@ from importlib import import_module
 
 import torch
 
-from axonn_ext.grid import Grid
 from axonn_ext.models.transformer import Transformer
 from axonn_ext.nn import initialize
+from axonn_ext.ranks.grid import Grid
 from axonn_ext.spec.model import ModelConfig
 from axonn_ext.spec.parallel import ParallelConfig
 from axonn_ext.spec.stages import Stages

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from axonn_ext.grid import Grid
+from axonn_ext.checkpoint.whole_tensors import NamedState
 from axonn_ext.models.checks import check_labels, check_token_ids
 from axonn_ext.models.stored import Stored
 from axonn_ext.nn import (
@@ -26,11 +26,11 @@ from axonn_ext.nn import (
 )
 from axonn_ext.nn.adapter import Adapter
 from axonn_ext.nn.sharded import ParameterSpec, ShardedModule, own_rows, sharded_parameters
+from axonn_ext.ranks.grid import Grid
 from axonn_ext.spec.model import ModelConfig
 from axonn_ext.spec.parallel import ParallelConfig
 from axonn_ext.spec.stages import Stages
 from axonn_ext.spec.vocabulary import padded_vocab_size
-from axonn_ext.state import NamedState
 
 
 class Block(nn.Module):

@@ -14,8 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from axonn_ext import collectives
 from axonn_ext.nn.sharded import Init, ParameterSpec, ShardedModule, rows_over
+from axonn_ext.ranks import collectives
 from axonn_ext.spec.parallel import ROLES
 
 if TYPE_CHECKING:

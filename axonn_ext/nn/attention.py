@@ -11,12 +11,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from axonn_ext import _machine, collectives
-from axonn_ext.grid import Grid
+from axonn_ext.kernels import host
 from axonn_ext.nn.linear import Linear
 from axonn_ext.nn.norm import HeadNorm
 from axonn_ext.nn.sequences import KeyValueCache, Places
 from axonn_ext.nn.sharded import Init, own_rows
+from axonn_ext.ranks import collectives
+from axonn_ext.ranks.grid import Grid
 from axonn_ext.spec.model import RopeScaling
 from axonn_ext.spec.rules import ranks_of_a_kv_head
 
@@ -41,7 +42,7 @@ class Rotary(nn.Module):
         if head_dim % 2:
             raise ValueError(f"Rotary: head_dim must be even, got {head_dim}")
         needed = 4 * 8 * max_length * head_dim  # the tables in fp64 below, of which two stay
-        there = _machine.memory_bytes()
+        there = host.memory_bytes()
         if needed > there / 2:
             raise ValueError(
                 f"Rotary: the tables of {max_length:,} positions need {needed / 1e9:,.1f} GB, this "

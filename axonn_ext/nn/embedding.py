@@ -8,8 +8,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from axonn_ext import collectives, settings
-from axonn_ext.grid import Grid
 from axonn_ext.nn.sharded import (
     Init,
     ParameterSpec,
@@ -19,6 +17,9 @@ from axonn_ext.nn.sharded import (
     rows_over,
 )
 from axonn_ext.ops._arguments import check_tensor
+from axonn_ext.ranks import collectives
+from axonn_ext.ranks.grid import Grid
+from axonn_ext.spec import settings
 from axonn_ext.spec.parallel import LAYOUTS, check_choice
 
 

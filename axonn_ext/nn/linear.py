@@ -13,11 +13,11 @@ from typing import NamedTuple, Protocol, cast
 import torch
 from torch import Tensor, nn
 
-from axonn_ext import collectives
-from axonn_ext.grid import Dims, Grid
 from axonn_ext.nn.adapter import Adapter
 from axonn_ext.nn.sharded import Init, ParameterSpec, ShardedModule, initialize, rows_over
 from axonn_ext.ops._arguments import check_tensor
+from axonn_ext.ranks import collectives
+from axonn_ext.ranks.grid import Dims, Grid
 from axonn_ext.spec.parallel import ALGORITHMS, LAYOUTS, ROLES, check_choice
 
 

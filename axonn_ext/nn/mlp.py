@@ -8,9 +8,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from axonn_ext.grid import Grid
 from axonn_ext.nn.linear import Linear
 from axonn_ext.nn.sharded import Init
+from axonn_ext.ranks.grid import Grid
 from axonn_ext.spec.parallel import check_choice
 
 

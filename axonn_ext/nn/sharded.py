@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from axonn_ext import ops  # noqa: F401  (registers torch.ops.axonn)
-from axonn_ext.grid import Dims, Grid
+from axonn_ext.ranks.grid import Dims, Grid
 from axonn_ext.spec.grid import SUM_ORDER
 
 _DECLARATION = "_axonn_declaration"  # the attribute of a module that `declare` sets

@@ -33,13 +33,13 @@ different call, or does not make its call within AXONN_TIMEOUT_SECONDS.
 
 from __future__ import annotations
 
+from axonn_ext.kernels.triton import register  # noqa: F401  gives the ops their kernels in Triton
 from axonn_ext.ops import (
     functions,
     specs,  # noqa: F401  makes the ops traceable
 )
 from axonn_ext.ops.functions import *  # noqa: F403  all of them are public
 from axonn_ext.spec.parallel import ALGORITHMS
-from axonn_ext.triton import register  # noqa: F401  gives the ops their kernels in Triton
 
 __all__ = ["ALGORITHMS"]
 __all__ += functions.__all__

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from axonn_ext import _library  # noqa: F401  (registers the ops, whose schemas are read below)
+from axonn_ext.kernels import extension  # noqa: F401  (registers the ops, whose schemas are read below)
 from axonn_ext.ops.traffic import Collective, Group
 
 # Part of the documentation of ops that sum over ranks.

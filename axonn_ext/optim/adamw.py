@@ -16,8 +16,8 @@ from axonn_ext.optim.bucketed import BucketedUpdate
 from axonn_ext.optim.crossing import Crossing, NoCrossing, StreamCrossing
 from axonn_ext.optim.pieces import Options, Piece, update
 from axonn_ext.optim.places import Place
+from axonn_ext.optim.zero import GradientShards
 from axonn_ext.spec.optimizer import BUCKET_ELEMENTS, OptimizerOptions
-from axonn_ext.zero import GradientShards
 
 
 class AdamW:
@@ -30,8 +30,8 @@ class AdamW:
 
     zero: 1 divides masters and moments over the ranks of data, each of which updates its part; then
     all get the new parameters. 2 divides gradients, too: those of each backward pass are summed as
-    soon as a bucket is there (see axonn_ext.zero). It needs a module, not parameters, and the sums
-    of `sync_gradients` or of an orchestrator. These are then not in `grad`, and `step` drops them.
+    soon as a bucket is there (see optim/zero). It needs a module, not parameters, and the sums of
+    `sync_gradients` or of an orchestrator. These are then not in `grad`, and `step` drops them.
 
     offload: "cpu" keeps masters and moments in host memory, pinned for a GPU, and the host updates
     them, bucket by bucket: while one bucket is updated, the gradients of the next one cross to

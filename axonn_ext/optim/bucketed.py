@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from axonn_ext.optim.crossing import Crossing, Values
 from axonn_ext.optim.pieces import Options, Piece, update, update_on_host
 from axonn_ext.optim.places import Place
-from axonn_ext.zero import Bucket, GradientShards, Run, buckets_of
-from axonn_ext.zero.shards import SummedBucket
+from axonn_ext.optim.zero import Bucket, GradientShards, Run, buckets_of
+from axonn_ext.optim.zero.shards import SummedBucket
 
 RETURNING = 2  # buckets at a time: while the other ranks get one, the next one is updated
 

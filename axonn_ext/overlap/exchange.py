@@ -7,13 +7,13 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from axonn_ext.optim.zero.exchange import Exchange, Pending
 from axonn_ext.overlap.lane import Lane
 from axonn_ext.overlap.sums import sum_of_blocks
-from axonn_ext.zero.exchange import Exchange, Pending
 
 
 class LaneExchange:
-    """An Exchange whose collectives run beside computation; see axonn_ext.zero.exchange.
+    """An Exchange whose collectives run beside computation; see axonn_ext.optim.zero.exchange.
 
     Ranks exchange blocks in the gradients' dtype, and each rank adds those that it receives in rank
     order, so the sums are repeatable. other: for axes that have no lane, over which no gradient of

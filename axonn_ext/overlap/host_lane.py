@@ -12,10 +12,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from axonn_ext import _C
-from axonn_ext.grid import AxisGroup
 from axonn_ext.overlap.lane import ORDER, Collective, Lane, first_line, orders_differ
 from axonn_ext.overlap.transport import C10dTransport, Started
 from axonn_ext.overlap.watch import POLL_SECONDS, Watch
+from axonn_ext.ranks.grid import AxisGroup
 
 
 class HostLane(Lane):

@@ -8,9 +8,9 @@ from collections.abc import Callable
 from torch import Tensor
 
 from axonn_ext import _C
-from axonn_ext.grid import AxisGroup
 from axonn_ext.overlap.transport import Started, Transport
 from axonn_ext.overlap.watch import CommunicationError, Watch
+from axonn_ext.ranks.grid import AxisGroup
 
 ORDER = "the order of collectives"
 

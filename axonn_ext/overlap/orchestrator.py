@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from axonn_ext import _C, settings
-from axonn_ext.gradients import sum_over_ends
-from axonn_ext.grid import AxisGroup, Grid
+from axonn_ext import _C
 from axonn_ext.nn.sharded import ShardedModule, ShardedParameter, axes_left, sharded_parameters
+from axonn_ext.optim.gradients import sum_over_ends
+from axonn_ext.optim.zero import BlockingExchange, all_shards, shards_of
 from axonn_ext.overlap.busy_sms import NCCL_SMS, BusySms
 from axonn_ext.overlap.exchange import LaneExchange
 from axonn_ext.overlap.host_lane import HostLane
@@ -25,9 +25,10 @@ from axonn_ext.overlap.sums import BucketedSums, ScatteredSums
 from axonn_ext.overlap.transport import C10dTransport, NcclTransport
 from axonn_ext.overlap.watch import Watch
 from axonn_ext.overlap.weights import GatheredWeights
+from axonn_ext.ranks.grid import AxisGroup, Grid
+from axonn_ext.spec import settings
 from axonn_ext.spec.grid import SUM_ORDER
 from axonn_ext.spec.parallel import Overlap
-from axonn_ext.zero import BlockingExchange, all_shards, shards_of
 
 if TYPE_CHECKING:
     from axonn_ext._cuda import CommunicatorGrid

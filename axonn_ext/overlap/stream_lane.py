@@ -13,12 +13,12 @@ import torch
 from torch import Tensor
 
 from axonn_ext import _C
-from axonn_ext.grid import AxisGroup
 from axonn_ext.overlap.busy_sms import BusySms
 from axonn_ext.overlap.clock import StreamClock
 from axonn_ext.overlap.lane import ORDER, Collective, Lane, first_line, orders_differ
 from axonn_ext.overlap.transport import Started, Transport
 from axonn_ext.overlap.watch import POLL_SECONDS, CommunicationError, Watch
+from axonn_ext.ranks.grid import AxisGroup
 
 _SLEEP_SECONDS = 2e-4
 _MANY = 256  # the number of collectives with unread times at which the lane reads them

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from axonn_ext.gradients import in_buckets, split_like
 from axonn_ext.nn.sharded import ShardedParameter, axes_left
+from axonn_ext.optim.gradients import in_buckets, split_like
 from axonn_ext.overlap.lane import Collective, Lane
 
 

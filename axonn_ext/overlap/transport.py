@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Protocol
 import torch.distributed as dist
 from torch import Tensor
 
-from axonn_ext.grid import AxisGroup
-from axonn_ext.tracing import record_issued
+from axonn_ext.ranks.grid import AxisGroup
+from axonn_ext.ranks.tracing import record_issued
 
 if TYPE_CHECKING:
     from axonn_ext._cuda import CommunicatorGrid

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch.distributed import DistError, Store
 
 from axonn_ext import _C
-from axonn_ext.grid import AxisGroup
+from axonn_ext.ranks.grid import AxisGroup
 
 GROUP_PREFIX = "overlap/"  # of a group's name where it stands for the collectives of a watch
 POLL_SECONDS = 0.25  # waiting ranks look this often whether a peer has failed

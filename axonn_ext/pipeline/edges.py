@@ -20,11 +20,11 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from axonn_ext.grid import AxisGroup
 from axonn_ext.pipeline.failures import Failures
 from axonn_ext.pipeline.gpu import Gpu
 from axonn_ext.pipeline.messages import DIRECTIONS, FORWARD, Form
-from axonn_ext.side_groups import SideGroups
+from axonn_ext.ranks.grid import AxisGroup
+from axonn_ext.ranks.side_groups import SideGroups
 
 _T = TypeVar("_T")
 

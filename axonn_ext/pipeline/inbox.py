@@ -10,10 +10,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from axonn_ext import _C
-from axonn_ext.grid import AxisGroup
 from axonn_ext.pipeline.failures import Failures
 from axonn_ext.pipeline.gpu import Gpu
 from axonn_ext.pipeline.messages import DIRECTIONS, Message
+from axonn_ext.ranks.grid import AxisGroup
 
 _NOTED_AFTER_SECONDS = 0.1
 ROOM = 4  # the most messages of a direction that have arrived, or are about to

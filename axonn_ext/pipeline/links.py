@@ -19,7 +19,6 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from axonn_ext import _C
-from axonn_ext.grid import AxisGroup
 from axonn_ext.pipeline.carriers import Carrier, Job, Key, Receiver, Sender, end_at_once
 from axonn_ext.pipeline.edges import Edge, connect
 from axonn_ext.pipeline.failures import Failures, PipelineError
@@ -37,8 +36,9 @@ from axonn_ext.pipeline.wires import (
     SharedOutgoing,
     open_channels,
 )
-from axonn_ext.side_groups import SideGroups
-from axonn_ext.tracing import record_issued
+from axonn_ext.ranks.grid import AxisGroup
+from axonn_ext.ranks.side_groups import SideGroups
+from axonn_ext.ranks.tracing import record_issued
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from axonn_ext import collectives
-from axonn_ext.grid import Grid
 from axonn_ext.models.checks import check_labels
 from axonn_ext.models.transformer import Transformer
 from axonn_ext.nn import Places
@@ -25,6 +23,8 @@ from axonn_ext.nn.sharded import (
     sharded_parameters,
 )
 from axonn_ext.pipeline.totals import Totals
+from axonn_ext.ranks import collectives
+from axonn_ext.ranks.grid import Grid
 from axonn_ext.spec.stages import Stages
 
 

@@ -10,10 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from axonn_ext import gradients, settings
-from axonn_ext.grid import Grid
 from axonn_ext.models.transformer import Transformer
 from axonn_ext.nn.deferred import DeferredWeightGradients
+from axonn_ext.optim import gradients
 from axonn_ext.overlap import Orchestrator
 from axonn_ext.pipeline.choice import Leader, MessageDriven
 from axonn_ext.pipeline.engine import EVALUATION, TRAINING, StepRun, StepStats
@@ -25,6 +24,8 @@ from axonn_ext.pipeline.messages import BACKWARD, DIRECTIONS, FORWARD, Delay, Me
 from axonn_ext.pipeline.models import Layer, Loss
 from axonn_ext.pipeline.staging import on_all_ranks, stage
 from axonn_ext.pipeline.totals import Totals
+from axonn_ext.ranks.grid import Grid
+from axonn_ext.spec import settings
 from axonn_ext.spec.parallel import Overlap
 from axonn_ext.spec.pipeline import Task, fixed_order
 from axonn_ext.spec.pipeline_options import PipelineOptions

@@ -7,11 +7,11 @@ from collections.abc import Callable, Sequence
 import torch.distributed as dist
 from torch import nn
 
-from axonn_ext.grid import Grid
 from axonn_ext.models.transformer import Transformer
 from axonn_ext.pipeline.failures import PipelineError
 from axonn_ext.pipeline.models import Layer, Loss, ModuleStages, StagedModel, TransformerStages
-from axonn_ext.rank_values import first_failure
+from axonn_ext.ranks.grid import Grid
+from axonn_ext.ranks.rank_values import first_failure
 from axonn_ext.spec.pipeline import split_layers
 from axonn_ext.spec.pipeline_options import PipelineOptions
 from axonn_ext.spec.stages import Stages

@@ -9,8 +9,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from axonn_ext.grid import Grid
 from axonn_ext.pipeline.failures import Failures, PipelineError
+from axonn_ext.ranks.grid import Grid
 
 _MOST_DIFFERENCE = 1e-2  # as a share of the numbers; a rank that has other rows differs by more
 

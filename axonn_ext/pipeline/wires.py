@@ -15,11 +15,12 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from axonn_ext import _C, settings
-from axonn_ext.grid import AxisGroup
+from axonn_ext import _C
 from axonn_ext.pipeline.messages import Form
-from axonn_ext.rank_values import of_all_ranks
-from axonn_ext.side_groups import PATIENCE
+from axonn_ext.ranks.grid import AxisGroup
+from axonn_ext.ranks.rank_values import of_all_ranks
+from axonn_ext.ranks.side_groups import PATIENCE
+from axonn_ext.spec import settings
 
 
 class Outgoing(Protocol):

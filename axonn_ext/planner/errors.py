@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from axonn_ext.inputs.errors import InputError
+from axonn_ext.spec.files.errors import InputError
 
 
 class PlannerError(InputError):

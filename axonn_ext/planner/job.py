@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from axonn_ext.inputs.keys import key
 from axonn_ext.planner.search.padded_vocabulary import padded_model
+from axonn_ext.spec.files.keys import key
 from axonn_ext.spec.grid import GridShape
 from axonn_ext.spec.model import ModelConfig
 from axonn_ext.spec.optimizer import OptimizerOptions

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
 
-from axonn_ext.inputs.keys import check, key
+from axonn_ext.spec.files.keys import check, key
 
 AXES = ("data", "pipe", "z", "y", "x")  # slowest to fastest in rank order: x has the fastest links
 COMMUNICATING = ("x", "y", "z", "data", "pipe")  # those of pipe are few: it has messages

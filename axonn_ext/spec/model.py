@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
 
-from axonn_ext.inputs.keys import about, check, key
 from axonn_ext.spec.family import FAMILIES, Family, find_family
+from axonn_ext.spec.files.keys import about, check, key
 
 
 class LinearSpec(NamedTuple):

@@ -7,12 +7,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from axonn_ext.inputs.errors import InputError, unknown
-from axonn_ext.inputs.files import is_file, is_folder, read_json
-from axonn_ext.inputs.keys import keys_of
-from axonn_ext.inputs.tables import Table, read_table
-from axonn_ext.inputs.token_files import find_token_files
 from axonn_ext.spec.family import FAMILIES, Family, HuggingFace, find_family
+from axonn_ext.spec.files.errors import InputError, unknown
+from axonn_ext.spec.files.files import is_file, is_folder, read_json
+from axonn_ext.spec.files.keys import keys_of
+from axonn_ext.spec.files.tables import Table, read_table
+from axonn_ext.spec.files.token_files import find_token_files
 from axonn_ext.spec.model import ModelConfig, ModelSizes, RopeScaling
 from axonn_ext.spec.optimizer import OptimizerOptions
 from axonn_ext.spec.presets import DEFAULT_MODEL, PRESETS

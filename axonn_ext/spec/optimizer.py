@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from axonn_ext.inputs.keys import check, key
+from axonn_ext.spec.files.keys import check, key
 
 ZERO_STAGES = (0, 1, 2)  # what the ranks of data divide: nothing; AdamW's state; gradients, too
 OFFLOADS = ("none", "cpu", "disk")  # where AdamW's state is, if not on the device

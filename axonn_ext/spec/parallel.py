@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from types import MappingProxyType
 
-from axonn_ext.inputs.keys import check, key
+from axonn_ext.spec.files.keys import check, key
 from axonn_ext.spec.recompute import EXPECTED, Recomputation, is_policy, recomputation_of
 
 LAYOUTS = ("sharded", "replicated")

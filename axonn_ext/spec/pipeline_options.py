@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from axonn_ext.inputs.keys import check, key
+from axonn_ext.spec.files.keys import check, key
 from axonn_ext.spec.pipeline import SCHEDULES
 
 TRANSPORTS = ("auto", "c10d")

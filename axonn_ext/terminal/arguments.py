@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from axonn_ext.inputs.keys import MOST, Key, keys_of
+from axonn_ext.spec.files.keys import MOST, Key, keys_of
 
 MOST_THREADS = 1024  # threads of one process
 MOST_PROCESSES = 1024  # processes on this machine

@@ -9,7 +9,7 @@ from rich.padding import PaddingDimensions
 from rich.table import Table
 from rich.text import Text
 
-from axonn_ext.inputs.errors import printable
+from axonn_ext.spec.files.errors import printable
 
 _MOST_COLUMNS = 10_000  # wider than any table, in characters
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from axonn_ext import _machine
+from axonn_ext.kernels import host
 
 
 def memory_problem(what: str, num_bytes: float, device: str) -> str:
@@ -25,4 +25,4 @@ def _device_bytes(device: str) -> int:
             int(torch.cuda.get_device_properties(i).total_memory)
             for i in range(torch.cuda.device_count())
         )
-    return _machine.memory_bytes()
+    return host.memory_bytes()

@@ -14,7 +14,7 @@ from typing import Any
 
 import rich.console
 
-from axonn_ext.inputs.files import open_new
+from axonn_ext.spec.files.files import open_new
 from axonn_ext.terminal.console import say
 from axonn_ext.terminal.files import write_text, writing
 

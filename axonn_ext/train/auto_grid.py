@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 import torch
 
-from axonn_ext import _machine
 from axonn_ext.calibrate.find_machine import find_machine, measured_file
-from axonn_ext.inputs.files import is_file
-from axonn_ext.launch.process import this_process
+from axonn_ext.kernels import host
 from axonn_ext.planner.machines.machine import MEASURED, Machine
 from axonn_ext.planner.search.fastest import plan
 from axonn_ext.planner.search.request import SEARCHED, Request
+from axonn_ext.ranks.launch.process import this_process
+from axonn_ext.spec.files.files import is_file
 from axonn_ext.spec.grid import GridShape
 from axonn_ext.terminal.errors import UserError
 from axonn_ext.train.config import Config
@@ -142,7 +142,7 @@ def _memory_bytes(device: str, ranks_here: int) -> int:
     """Returns the memory of one rank, if so many share this host."""
     if device == "cuda":
         return int(torch.cuda.get_device_properties(0).total_memory)
-    return _machine.memory_bytes() // ranks_here
+    return host.memory_bytes() // ranks_here
 
 
 def _with_memory(machine: Machine, memory_bytes: int) -> Machine:

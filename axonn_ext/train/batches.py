@@ -7,7 +7,6 @@ from contextlib import contextmanager
 
 import torch
 
-from axonn_ext import collectives
 from axonn_ext.data import (
     Batch,
     Batches,
@@ -20,8 +19,9 @@ from axonn_ext.data import (
     RowGroup,
     TrainingBatches,
 )
-from axonn_ext.grid import Grid
 from axonn_ext.nn.loss import IGNORE_INDEX
+from axonn_ext.ranks import collectives
+from axonn_ext.ranks.grid import Grid
 from axonn_ext.terminal.errors import TrainingError
 from axonn_ext.train.config import Config
 

@@ -14,8 +14,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from axonn_ext.inputs.errors import InputError, printable
-from axonn_ext.inputs.files import open_new, read_json
+from axonn_ext.spec.files.errors import InputError, printable
+from axonn_ext.spec.files.files import open_new, read_json
 from axonn_ext.terminal.errors import UserError
 
 CLAIM = ".job.json"  # in the folder, while a job writes there

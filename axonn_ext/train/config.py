@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from axonn_ext.inputs.keys import key, keys_of
+from axonn_ext.spec.files.keys import key, keys_of
 from axonn_ext.spec.goldfish import Goldfish
 from axonn_ext.spec.grid import GridShape
 from axonn_ext.spec.model import ModelConfig, ModelSizes

@@ -11,9 +11,9 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from axonn_ext.inputs.errors import clipped, hint
-from axonn_ext.inputs.files import FileError, read_toml
-from axonn_ext.inputs.keys import Key, keys_of
+from axonn_ext.spec.files.errors import clipped, hint
+from axonn_ext.spec.files.files import FileError, read_toml
+from axonn_ext.spec.files.keys import Key, keys_of
 from axonn_ext.spec.grid import GridShape
 from axonn_ext.terminal.errors import UserError
 from axonn_ext.train.config import Config

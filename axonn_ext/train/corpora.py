@@ -107,7 +107,7 @@ def _read_pretrained(config: Config) -> ModelConfig:
                 f"model.{key.name}: expected no value with model.pretrained, whose config.json "
                 f"decides it, got {value}"
             )
-    from axonn_ext.pretrained import read_model
+    from axonn_ext.models.pretrained import read_model
 
     found = read_model(Path(table.pretrained))
     if table.sequence_length > found.sequence_length:

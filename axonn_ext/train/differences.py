@@ -14,7 +14,7 @@ from axonn_ext.train.config_file import toml_value
 from axonn_ext.train.job import Job
 
 # Keys that may differ between ranks, and why. All others are compared as they stand, and so are the
-# settings but AXONN_CACHE_DIR (axonn_ext.settings), and the versions (axonn_ext.meeting).
+# settings but AXONN_CACHE_DIR (spec/settings.py), and the versions (ranks/meeting.py).
 _ELSEWHERE = "the path may differ between hosts; the contents are compared"
 MAY_DIFFER: Mapping[str, str] = {
     "data.text": _ELSEWHERE,

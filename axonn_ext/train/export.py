@@ -15,17 +15,17 @@ import axonn_ext
 from axonn_ext import models
 from axonn_ext.checkpoint import CheckpointError, load
 from axonn_ext.checkpoint.files import remove
-from axonn_ext.checkpoint.manifest import read_manifest
+from axonn_ext.checkpoint.reading import read_manifest
 from axonn_ext.data import StoredVocabulary
 from axonn_ext.data.source import expand_home
 from axonn_ext.data.tokenizer_files import TOKENIZER
 from axonn_ext.data.vocabulary import BYTES
-from axonn_ext.inputs.errors import InputError
-from axonn_ext.inputs.files import is_file, is_folder
-from axonn_ext.launch import process
-from axonn_ext.launch.place import Process
 from axonn_ext.models import ModelConfig, ParallelConfig
 from axonn_ext.models.transformer import Transformer
+from axonn_ext.ranks.launch import process
+from axonn_ext.ranks.launch.place import Process
+from axonn_ext.spec.files.errors import InputError
+from axonn_ext.spec.files.files import is_file, is_folder
 from axonn_ext.terminal.errors import TrainingError
 from axonn_ext.train.config import LoraTable
 from axonn_ext.train.job import DTYPES, Job

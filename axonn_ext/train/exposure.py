@@ -11,13 +11,13 @@ from pathlib import Path
 import torch
 
 from axonn_ext import _C
-from axonn_ext.grid import Grid
 from axonn_ext.overlap import Orchestrator
 from axonn_ext.overlap.chrome_trace import Span, write_chrome_trace
 from axonn_ext.overlap.clock import StreamClock
+from axonn_ext.ranks.grid import Grid
+from axonn_ext.ranks.tracing import waited_seconds
 from axonn_ext.spec.grid import AXES
 from axonn_ext.terminal.files import writing
-from axonn_ext.tracing import waited_seconds
 
 # These steps run alternately with and without overlap. The first step is left out, because it also
 # does what happens only once.

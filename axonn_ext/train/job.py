@@ -7,9 +7,10 @@ from pathlib import Path
 
 import torch
 
-from axonn_ext import _library, models
-from axonn_ext.communicators import why_none
+from axonn_ext import models
+from axonn_ext.kernels import extension
 from axonn_ext.optim import LossScaler
+from axonn_ext.ranks.communicators import why_none
 from axonn_ext.spec.model import ModelConfig
 from axonn_ext.spec.pipeline import check_sizes
 from axonn_ext.spec.recompute import Recomputation
@@ -162,7 +163,7 @@ def _device_problems(job: Job, local_world_size: int) -> list[str]:
     if not torch.cuda.is_available():
         return ["train.device cuda: torch sees no GPU here; use cpu or auto"]
     problems = _fused_problems(job, local_world_size) if algorithm == "fused" else []
-    why = why_none(_library.cuda) if needs_own else ""
+    why = why_none(extension.cuda) if needs_own else ""
     if why:
         problems.append(f"overlap.communicators own, or overlap.max_ctas: {why}")
     return problems

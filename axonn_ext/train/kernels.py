@@ -12,11 +12,12 @@ from collections.abc import Callable, Sequence
 
 from torch.distributed import Store
 
-from axonn_ext import _library, settings
-from axonn_ext.launch import process
-from axonn_ext.launch.place import Process
-from axonn_ext.locked import Lock, find_locks
-from axonn_ext.settings import worker_environment
+from axonn_ext.kernels import extension
+from axonn_ext.kernels.locked import Lock, find_locks
+from axonn_ext.ranks.launch import process
+from axonn_ext.ranks.launch.place import Process
+from axonn_ext.spec import settings
+from axonn_ext.spec.settings import worker_environment
 from axonn_ext.train.config import AUTO
 from axonn_ext.train.job import Job
 
@@ -46,7 +47,7 @@ def settle_kernels(
         return ""
     # Only now do the stamps say the same to all ranks of a host. The line takes the place of the
     # warning that the ops would give.
-    _library.configure(settings.load(), suggest_verify=False)
+    extension.configure(settings.load(), suggest_verify=False)
     return next((lock.line() for lock in _locks_of(job)), "") if here.rank == 0 else ""
 
 

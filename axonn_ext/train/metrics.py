@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from axonn_ext.inputs.errors import clipped
-from axonn_ext.inputs.files import FileError, open_new, parse_json, read_text
+from axonn_ext.spec.files.errors import clipped
+from axonn_ext.spec.files.files import FileError, open_new, parse_json, read_text
 from axonn_ext.terminal.errors import UserError
 from axonn_ext.terminal.files import writing
 

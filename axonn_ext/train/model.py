@@ -13,12 +13,12 @@ from torch import Tensor, nn
 import axonn_ext
 from axonn_ext import models
 from axonn_ext.data import Batch
-from axonn_ext.gradients import GradientNorm, clipping_factor, gradient_norm, widened
-from axonn_ext.grid import Grid
-from axonn_ext.inputs.errors import InputError
 from axonn_ext.models.transformer import Transformer
 from axonn_ext.nn import Places
+from axonn_ext.optim.gradients import GradientNorm, clipping_factor, gradient_norm, widened
 from axonn_ext.overlap import Orchestrator
+from axonn_ext.ranks.grid import Grid
+from axonn_ext.spec.files.errors import InputError
 from axonn_ext.terminal.errors import UserError
 from axonn_ext.train.config import LoraTable
 from axonn_ext.train.job import Job
@@ -240,7 +240,7 @@ def add_adapters(module: Transformer, lora: LoraTable, *, seed: int) -> None:
             )
     except ValueError as error:
         raise UserError(f"lora.{'start' if lora.start else 'targets'}: {error}") from None
-    from axonn_ext.pretrained import adapters_of
+    from axonn_ext.models.pretrained import adapters_of
 
     ranks = {adapter.rank for _, adapter in adapters_of(module)}
     if ranks != {lora.rank}:

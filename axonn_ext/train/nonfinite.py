@@ -8,14 +8,14 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
-from axonn_ext.grid import Grid
-from axonn_ext.inputs.errors import first_of
 from axonn_ext.optim import LossScaler
-from axonn_ext.rank_values import of_all_ranks
+from axonn_ext.optim.zero import shards_of
+from axonn_ext.ranks.grid import Grid
+from axonn_ext.ranks.rank_values import of_all_ranks
+from axonn_ext.spec.files.errors import first_of
 from axonn_ext.spec.grid import COMMUNICATING
 from axonn_ext.terminal.errors import TrainingError
 from axonn_ext.train.config import Config
-from axonn_ext.zero import shards_of
 
 MOST_IN_A_ROW = 10  # a run that skips more steps than these will not recover
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from axonn_ext.inputs.errors import InputError
+from axonn_ext.spec.files.errors import InputError
 from axonn_ext.spec.flops import hardware_flops_per_token
 from axonn_ext.spec.model import ModelConfig
 from axonn_ext.spec.recompute import Recomputation

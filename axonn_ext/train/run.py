@@ -10,8 +10,8 @@ from pathlib import Path
 from torch.distributed import Store
 
 from axonn_ext.data import Corpus, Examples
-from axonn_ext.launch import process
-from axonn_ext.launch.place import Process
+from axonn_ext.ranks.launch import process
+from axonn_ext.ranks.launch.place import Process
 from axonn_ext.train.checkpoints import Resumed, find_resumed
 from axonn_ext.train.job import Job
 from axonn_ext.train.kernels import settle_kernels

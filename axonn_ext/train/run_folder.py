@@ -12,16 +12,16 @@ from pathlib import Path
 from torch.distributed import Store
 
 from axonn_ext.checkpoint.folder import CHECKPOINTS
-from axonn_ext.inputs.files import FileError, open_new, read_toml
-from axonn_ext.launch import process
-from axonn_ext.launch.place import Process
-from axonn_ext.stores import file_name
+from axonn_ext.ranks.launch import process
+from axonn_ext.ranks.launch.place import Process
+from axonn_ext.ranks.stores import file_name
+from axonn_ext.spec.files.files import FileError, open_new, read_toml
 from axonn_ext.terminal.errors import TrainingError, UserError
 from axonn_ext.train.claim import CLAIM
 from axonn_ext.train.config import AUTO, Config
 from axonn_ext.train.config_file import to_toml
 from axonn_ext.train.metrics import METRICS_FILE, TENSORBOARD_FOLDER
-from axonn_ext.watchdog.summary import HANGS
+from axonn_ext.train.watchdog.summary import HANGS
 
 CONFIG_FILE = "config.toml"
 LOSS_PICTURE = "loss.png"

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from axonn_ext.grid import Grid
+from axonn_ext.ranks.grid import Grid
 from axonn_ext.spec.grid import AXES
 
 WINDOW = 50  # steps after which ranks compare their times

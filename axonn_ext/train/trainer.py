@@ -17,8 +17,8 @@ from torch import nn
 import axonn_ext
 from axonn_ext.checkpoint import CheckpointError
 from axonn_ext.data import Batch, Batches, Evaluation
-from axonn_ext.grid import Grid
 from axonn_ext.optim import AdamW, LossScaler, WarmupCosine
+from axonn_ext.ranks.grid import Grid
 from axonn_ext.terminal.errors import TrainingError
 from axonn_ext.train.batches import count_labels, reading
 from axonn_ext.train.checkpoints import Resumed, RunCheckpoints
@@ -106,7 +106,7 @@ class Trainer:
         self._optimizer.zero_grad()
         if self._model.orchestrator is not None:
             self._model.orchestrator.end_step()
-        return sum(choice.source == "measured" for choice in axonn_ext.tuning.choices())
+        return sum(choice.source == "measured" for choice in axonn_ext.kernels.tuning.choices())
 
     def resume(self, checkpoint: Path) -> Resumed:
         """Goes on from a checkpoint; returns what is known of the run that wrote it.

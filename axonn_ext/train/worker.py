@@ -11,13 +11,13 @@ from pathlib import Path
 
 from torch.distributed import Store
 
-from axonn_ext import settings
-from axonn_ext.grid import Grid
-from axonn_ext.launch import process
-from axonn_ext.launch.bell import Bell
-from axonn_ext.launch.place import Process
-from axonn_ext.launch.preemption import SIGNALS, Preemption
-from axonn_ext.launch.signals import SignalListener
+from axonn_ext.ranks.grid import Grid
+from axonn_ext.ranks.launch import process
+from axonn_ext.ranks.launch.bell import Bell
+from axonn_ext.ranks.launch.place import Process
+from axonn_ext.ranks.launch.preemption import SIGNALS, Preemption
+from axonn_ext.ranks.launch.signals import SignalListener
+from axonn_ext.spec import settings
 from axonn_ext.train.batches import make_batches, row_group
 from axonn_ext.train.claim import claimed
 from axonn_ext.train.config import AUTO, Config
@@ -29,8 +29,8 @@ from axonn_ext.train.model import build_model
 from axonn_ext.train.run import Audience, Run, settle, tell
 from axonn_ext.train.run_folder import check_folder, check_inputs
 from axonn_ext.train.trainer import Trainer, make_optimizer
-from axonn_ext.watchdog import summary
-from axonn_ext.watchdog.watchdog import Times, Watchdog
+from axonn_ext.train.watchdog import summary
+from axonn_ext.train.watchdog.watchdog import Times, Watchdog
 
 
 @dataclass(frozen=True)

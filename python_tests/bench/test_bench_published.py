@@ -34,7 +34,7 @@ from axonn_ext.calibrate.shapes import (
     parse_shapes,
     problems,
 )
-from axonn_ext.grid import AxisGroup
+from axonn_ext.ranks.grid import AxisGroup
 from axonn_ext.terminal.errors import UserError
 from axonn_ext.terminal.rows import RowsFile
 from bench_rows import row_of

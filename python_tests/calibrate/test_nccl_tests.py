@@ -10,9 +10,9 @@ import pytest
 
 from axonn_ext.calibrate.nccl_tests import KINDS, read_log
 from axonn_ext.cli import main
-from axonn_ext.inputs.errors import InputError
-from axonn_ext.inputs.files import read_text
 from axonn_ext.planner.machines.machine import load_machine, machine_file
+from axonn_ext.spec.files.errors import InputError
+from axonn_ext.spec.files.files import read_text
 from axonn_ext.spec.grid import GridShape
 
 HEAD = """\

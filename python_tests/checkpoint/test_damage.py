@@ -17,7 +17,8 @@ from axonn_ext import checkpoint
 from axonn_ext.checkpoint import CheckpointError
 from axonn_ext.checkpoint.files import find_problems
 from axonn_ext.checkpoint.layout import MOST, MOST_RANKS, Layout
-from axonn_ext.checkpoint.manifest import MANIFEST, read_manifest
+from axonn_ext.checkpoint.manifest import MANIFEST
+from axonn_ext.checkpoint.reading import read_manifest
 from axonn_ext.checkpoint.rewrite import reshard
 from axonn_ext.cli import main
 from axonn_ext.optim import AdamW

@@ -11,7 +11,7 @@ import pytest
 
 from axonn_ext.checkpoint.files import find_problems
 from axonn_ext.checkpoint.folder import CheckpointFolder
-from axonn_ext.checkpoint.manifest import read_manifest
+from axonn_ext.checkpoint.reading import read_manifest
 from kills import command, losses, run_until_killed
 from limits import HANG_SECONDS
 

@@ -15,14 +15,8 @@ import torch
 
 from axonn_ext import GridShape, models
 from axonn_ext.checkpoint.layout import Layout, coords, file_name, grid_of, in_turn
-from axonn_ext.checkpoint.manifest import (
-    MANIFEST,
-    Manifest,
-    StoredTensor,
-    block_key,
-    index_name,
-    read_manifest,
-)
+from axonn_ext.checkpoint.manifest import MANIFEST, Manifest, StoredTensor, block_key, index_name
+from axonn_ext.checkpoint.reading import read_manifest
 from axonn_ext.checkpoint.shards import Shard
 from axonn_ext.checkpoint.staging import Staging
 from axonn_ext.checkpoint.storage import read_shards, write_file

@@ -10,8 +10,8 @@ from torch import nn
 
 from axonn_ext.checkpoint import Saver, load
 from axonn_ext.checkpoint.files import find_problems, write_text
-from axonn_ext.checkpoint.manifest import read_manifest
-from axonn_ext.inputs.files import open_new
+from axonn_ext.checkpoint.reading import read_manifest
+from axonn_ext.spec.files.files import open_new
 from axonn_ext.terminal.rows import RowsFile
 from axonn_ext.train.metrics import METRICS_FILE, MetricsFile
 

@@ -19,7 +19,7 @@ from axonn_ext import GridShape, checkpoint
 from axonn_ext.checkpoint import CheckpointError, files, manifest, replicas, storage
 from axonn_ext.checkpoint.files import MappedFile
 from axonn_ext.checkpoint.layout import Layout, coords, file_name, grid_of
-from axonn_ext.checkpoint.manifest import read_manifest
+from axonn_ext.checkpoint.reading import read_manifest
 from axonn_ext.checkpoint.state import model_shards, optimizer_shards
 from axonn_ext.nn import Linear, RMSNorm
 from axonn_ext.nn.sharded import sharded_parameters

@@ -19,7 +19,7 @@ from axonn_ext import Grid, GridShape, checkpoint
 from axonn_ext.checkpoint import CheckpointError, Saver
 from axonn_ext.checkpoint.files import find_problems
 from axonn_ext.checkpoint.folder import CheckpointFolder, find_checkpoint, replaced_path
-from axonn_ext.checkpoint.manifest import read_manifest
+from axonn_ext.checkpoint.reading import read_manifest
 from axonn_ext.nn import Linear
 from axonn_ext.optim import AdamW
 from axonn_ext.train.checkpoints import find_resumed

@@ -15,7 +15,7 @@ from torch.optim import lr_scheduler
 
 from axonn_ext import checkpoint
 from axonn_ext.checkpoint import CheckpointError
-from axonn_ext.checkpoint.manifest import read_manifest
+from axonn_ext.checkpoint.reading import read_manifest
 from old_checkpoints import as_format_2, tamper
 
 MODEL = nn.Linear(2, 2)

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from axonn_ext import settings
 from axonn_ext.cli import main, streams
+from axonn_ext.spec import settings
 from axonn_ext.terminal import files
 from axonn_ext.terminal.errors import TrainingError, UserError
 from test_cli import write_run

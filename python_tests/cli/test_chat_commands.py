@@ -13,7 +13,7 @@ import torch
 from axonn_ext.cli import main
 from axonn_ext.data import Prompts, open_vocabulary
 from axonn_ext.models.plain import PlainTransformer
-from axonn_ext.pretrained.files import PretrainedFiles
+from axonn_ext.models.pretrained.files import PretrainedFiles
 from axonn_ext.spec.model_files import read_config
 from chat_cases import MESSAGES, SYSTEM, write_tokenizer
 from trained_here import train_here

@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from axonn_ext.checkpoint.manifest import read_manifest
+from axonn_ext.checkpoint.reading import read_manifest
 from axonn_ext.cli import main
 from axonn_ext.models import ModelConfig
 from axonn_ext.models.plain import PlainTransformer

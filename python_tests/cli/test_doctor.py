@@ -12,8 +12,9 @@ import torch
 
 import axonn_ext
 import commands
-from axonn_ext import _library, settings, stamps
 from axonn_ext.cli import doctor, main
+from axonn_ext.kernels import extension, verified
+from axonn_ext.spec import settings
 from pretend_gpus import pretend_gpus
 
 
@@ -67,16 +68,16 @@ def test_without_shared_memory_sequential_is_the_default() -> None:
     assert "auto: sequential (no shared memory)" in first.value
 
 
-@pytest.mark.skipif(_library.cuda is not None, reason="the CUDA parts are built")
+@pytest.mark.skipif(extension.cuda is not None, reason="the CUDA parts are built")
 def test_why_the_cuda_parts_are_not_built(monkeypatch: pytest.MonkeyPatch) -> None:
     def found() -> doctor.Finding:
         return next(f for f in doctor.find_build() if f.name == "CUDA parts")
 
     # What setup.py gave as the reason when it built what is installed.
-    assert found().value == f"not built: {_library.left_out()['_cuda']}"
+    assert found().value == f"not built: {extension.left_out()['_cuda']}"
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     assert "docs/install.md" in found().remedy
-    monkeypatch.setattr(_library, "left_out", dict)
+    monkeypatch.setattr(extension, "left_out", dict)
     assert found().value == "built, but its file _cuda.*.so is gone"
 
 
@@ -126,14 +127,14 @@ def test_what_verify_has_found_is_told(tmp_path: Path, monkeypatch: pytest.Monke
         "fused kernels: not verified on NVIDIA H200; `axonn-ext verify` (3 minutes, once per "
         "machine) unlocks them"
     )
-    [key] = _library.stamp_keys()
-    verdicts = {"fused": stamps.Verdict(ranks=4), "fused_sm90": stamps.Verdict()}
-    stamps.keep(tmp_path, stamps.Stamp(key, verdicts))
+    [key] = extension.stamp_keys()
+    verdicts = {"fused": verified.Verdict(ranks=4), "fused_sm90": verified.Verdict()}
+    verified.keep(tmp_path, verified.Stamp(key, verdicts))
     [finding] = doctor.find_verified(settings.load())
     assert finding.value == "fused right on 4 GPUs, fused_sm90 right"
     assert (finding.status, finding.remedy) == (doctor.OK, "")
-    wrong = stamps.Verdict(reasons={"products": "wrong"})
-    stamps.keep(tmp_path, stamps.Stamp(key, verdicts | {"triton": wrong}))
+    wrong = verified.Verdict(reasons={"products": "wrong"})
+    verified.keep(tmp_path, verified.Stamp(key, verdicts | {"triton": wrong}))
     [finding] = doctor.find_verified(settings.load())
     assert finding.value == "fused right on 4 GPUs, triton FAILED, fused_sm90 right"
     assert (finding.status, finding.remedy) == (doctor.NOTE, "")

@@ -36,7 +36,7 @@ def call(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, s
 
 
 def greedy(folder: Path, prompt: str, new: int) -> list[int]:
-    from axonn_ext.pretrained.files import PretrainedFiles
+    from axonn_ext.models.pretrained.files import PretrainedFiles
 
     plain = PlainTransformer(read_config(folder / "config.json"))
     files = PretrainedFiles(folder)

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from axonn_ext.cli import streams
-from axonn_ext.settings import LAUNCHED_BY_US
+from axonn_ext.spec.settings import LAUNCHED_BY_US
 from commands import AXONN, ROOT, environment, processes_with, small, wait_until
 from limits import HANG_SECONDS
 
@@ -79,7 +79,9 @@ def test_only_the_launcher_is_asked_to_end_the_job(
     monkeypatch.setattr(os, "getppid", lambda: next(parents, now))
     monkeypatch.setattr(os, "kill", lambda *call: found.append(call))
     monkeypatch.setattr("axonn_ext.cli.compare.run", fail)
-    monkeypatch.setattr("axonn_ext.launch.parent.end_with", lambda *_, **__: None)  # this process
+    monkeypatch.setattr(
+        "axonn_ext.ranks.launch.parent.end_with", lambda *_, **__: None
+    )  # this process
     module = importlib.import_module("axonn_ext.cli.main")
     monkeypatch.setattr(module, "FAREWELL_SECONDS", 0.0)
     launched = {"RANK": "0", "WORLD_SIZE": "1", "TORCHELASTIC_RUN_ID": f"{LAUNCHED_BY_US}1"}

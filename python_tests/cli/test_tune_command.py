@@ -13,11 +13,13 @@ import pytest
 import torch
 
 import commands
-from axonn_ext import GridShape, _library, settings, tuning
+from axonn_ext import GridShape
 from axonn_ext.calibrate.products import ProductRow, gain, time_in_turns
 from axonn_ext.calibrate.shapes import PUBLISHED_LAYERS, PUBLISHED_ROWS
 from axonn_ext.cli import main
 from axonn_ext.cli.tune import Request, add_parser, make_request
+from axonn_ext.kernels import extension, tuning
+from axonn_ext.spec import settings
 from axonn_ext.spec.presets import PRESETS
 from axonn_ext.spec.products import Product
 from tuning_cache import files
@@ -31,7 +33,7 @@ def tune(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """The command's folder of measurements; a configuration lies beside it."""
     monkeypatch.setenv("AXONN_CACHE_DIR", str(tmp_path / "cache"))
     threads = torch.get_num_threads()
-    _library.configure(settings.load())
+    extension.configure(settings.load())
     tuning.clear()
     (tmp_path / "job.toml").write_text(
         "[model]\nhidden_size = 128\nnum_layers = 2\nsequence_length = 128\n"
@@ -40,7 +42,7 @@ def tune(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     yield tmp_path
     torch.set_num_threads(threads)
     monkeypatch.undo()
-    _library.configure(settings.load())
+    extension.configure(settings.load())
     tuning.clear()
 
 

@@ -17,7 +17,7 @@ from axonn_ext.data import ArrayTokens, ShuffledDocuments, whole
 from axonn_ext.data.chunk_ends import Shelf, kept
 from axonn_ext.data.index_writer import IndexedWriter
 from axonn_ext.data.indexed import IndexedTokens
-from axonn_ext.inputs.token_files import TokenFiles
+from axonn_ext.spec.files.token_files import TokenFiles
 from limits import HANG_SECONDS
 
 TABLE = np.array([3, 5, 9, 9], dtype=np.int64)

@@ -30,7 +30,7 @@ from axonn_ext.data import (
     text_bytes,
     whole,
 )
-from axonn_ext.inputs.digests import WHOLE, sampled
+from axonn_ext.spec.files.digests import WHOLE, sampled
 
 TOKENS = np.arange(5000, dtype=np.int32)  # token i at place i: a window shows where it was cut
 

@@ -30,7 +30,7 @@ from axonn_ext.data import (
 )
 from axonn_ext.data.examples import stored_examples
 from axonn_ext.data.index_writer import IndexedWriter, dtype_for
-from axonn_ext.inputs.token_files import TokenFiles
+from axonn_ext.spec.files.token_files import TokenFiles
 from token_files import CODES, read_token_files, write_token_files
 
 DOCUMENTS = [[[1, 2, 3], [4]], [], [[5] * 70], [[], [6, 7]], [[100]]]  # sequences of tokens

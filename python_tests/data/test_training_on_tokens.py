@@ -12,7 +12,7 @@ import pytest
 from axonn_ext.cli.main import main
 from axonn_ext.data import IndexedTokens, RandomWindows, ShuffledDocuments, TrainingBatches, whole
 from axonn_ext.data.index_writer import IndexedWriter
-from axonn_ext.inputs.token_files import TokenFiles
+from axonn_ext.spec.files.token_files import TokenFiles
 from axonn_ext.terminal.errors import UserError
 from axonn_ext.train.config import Config
 from axonn_ext.train.config_file import Override, load_config

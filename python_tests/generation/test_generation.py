@@ -16,9 +16,9 @@ from axonn_ext import (
     merge_adapters,
     models,
 )
-from axonn_ext.generation import stream
-from axonn_ext.generation.sampling import choose
 from axonn_ext.models import ModelConfig, ParallelConfig
+from axonn_ext.models.generation import stream
+from axonn_ext.models.generation.sampling import choose
 from axonn_ext.models.plain import PlainTransformer
 from grids import every_grid, grid_of
 from model_cases import CONFIGS, sampled

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from axonn_ext import _library
 from axonn_ext.bench.launched import from_plain
 from axonn_ext.bench.ops_cases import CASES, OURS, TORCH
 from axonn_ext.bench.train.plan import Row
+from axonn_ext.kernels import extension
 from commands import AXONN, run
 from slot_cases import DTYPES, SHAPES, make_slots, sums_in_order
 
@@ -63,14 +63,14 @@ def test_training_on_one_gpu(tmp_path: Path, dtype: str) -> None:
 
 
 def test_tiles(tmp_path: Path) -> None:
-    if _library.cuda is None or _library.cuda.gemm_source(0) != "cutlass":
+    if extension.cuda is None or extension.cuda.gemm_source(0) != "cutlass":
         pytest.skip("the kernels for sm_90 are not here")
     path = tmp_path / "tiles.json"
     shape = ["--shapes", "264,200,136", "--layouts", "tn", "nt"]
     done = run([*AXONN, "bench", "gemm", "--tiles", "all", *shape, "--json", str(path)])
     assert done.status == 0, done.output
     content = json.loads(path.read_text())
-    tiles = [f"{m}x{n}" for (m, n, _), _, _ in _library.cuda.gemm_candidates_sm90()]
+    tiles = [f"{m}x{n}" for (m, n, _), _, _ in extension.cuda.gemm_candidates_sm90()]
     found = [(row["layout"], row["kernel"]) for row in content["rows"]]
     assert found == [(layout, k) for layout in ("tn", "nt") for k in ("torch.mm", *tiles)]
     assert sum(row["chosen"] for row in content["rows"]) == 2

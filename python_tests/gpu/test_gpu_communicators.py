@@ -14,8 +14,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from axonn_ext import GridShape, _library
-from axonn_ext.communicators import Communicators
+from axonn_ext import GridShape
+from axonn_ext.kernels import extension
+from axonn_ext.ranks.communicators import Communicators
 from axonn_ext.spec.grid import SUM_ORDER
 from grids import grid_of
 from limits import HANG_SECONDS
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 
 pytestmark = [
     pytest.mark.gpu,
-    pytest.mark.skipif(_library.cuda is None, reason="the CUDA parts are not built"),
+    pytest.mark.skipif(extension.cuda is None, reason="the CUDA parts are not built"),
 ]
 
 COUNT = 1000  # no multiple of anything that a kernel likes
@@ -146,10 +147,10 @@ def connect_alone() -> tuple[str, float]:
     """Rank 0 waits for a rank that does not connect; what it hears, and what CUDA then computes."""
     if dist.get_rank() != 0:
         return "", 2.0
-    assert _library.cuda is not None
+    assert extension.cuda is not None
     heard = ""
     try:
-        _library.cuda.CommunicatorGrid(
+        extension.cuda.CommunicatorGrid(
             dist.group.WORLD.group_name, [("x", [0, 1])], device=torch.cuda.current_device(),
             max_ctas=0, compare_calls=False, timeout_seconds=1.0,
         )  # fmt: skip

@@ -7,9 +7,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from axonn_ext import _library
-from axonn_ext.verify.accuracy import check
-from axonn_ext.verify.virtual import WORKSPACE, draw, gathered
+from axonn_ext.bench.verify.accuracy import check
+from axonn_ext.bench.verify.virtual import WORKSPACE, draw, gathered
+from axonn_ext.kernels import extension
 from gpu_in_software import NCCL_SYSTEM_ERROR, OUT_OF_MEMORY, counted, fail, only_in_software
 from worker_pool import WorkerPool
 
@@ -23,7 +23,7 @@ SHAPE = (256, 64, 192)
 def cuda() -> object:
     if torch.cuda.get_device_capability() != (9, 0):
         pytest.skip("the kernels of these calls are for sm_90")
-    return _library.cuda
+    return extension.cuda
 
 
 def test_copies_that_fail_are_joined(cuda):

@@ -7,9 +7,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from axonn_ext import _library
-from axonn_ext.verify.accuracy import check
-from axonn_ext.verify.virtual import gathered
+from axonn_ext.bench.verify.accuracy import check
+from axonn_ext.bench.verify.virtual import gathered
+from axonn_ext.kernels import extension
 from gpu_in_software import counted, only_in_software
 from worker_pool import WorkerPool
 
@@ -59,7 +59,7 @@ def test_queues_write_flags_where_the_driver_can_until_a_graph_counts_calls(
 ):
     if torch.cuda.device_count() < 2 or torch.cuda.get_device_capability() != (9, 0):
         pytest.skip("a GPU of sm_90 is needed for each of 2 ranks")
-    assert _library.cuda is not None  # it has the op
+    assert extension.cuda is not None  # it has the op
     monkeypatch.setenv("GPU_MACHINE_DRIVER", driver)
     monkeypatch.setenv("GPU_MACHINE_REMOTE_WRITES", writes_to_peers)
     pool = WorkerPool(2, device="cuda")  # of its own: in others, graphs have captured calls

@@ -16,12 +16,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from axonn_ext import _library
-from axonn_ext.verify import virtual
-from axonn_ext.verify.accuracy import check
-from axonn_ext.verify.linears import linear_failures
-from axonn_ext.verify.ranks import OPS, op_failures
-from axonn_ext.verify.virtual import (
+from axonn_ext.bench.verify import virtual
+from axonn_ext.bench.verify.accuracy import check
+from axonn_ext.bench.verify.linears import linear_failures
+from axonn_ext.bench.verify.ranks import OPS, op_failures
+from axonn_ext.bench.verify.virtual import (
     DTYPES,
     LAYOUTS,
     SHAPES,
@@ -30,6 +29,7 @@ from axonn_ext.verify.virtual import (
     gathered,
     stored,
 )
+from axonn_ext.kernels import extension
 from grids import every_grid
 from limits import HANG_SECONDS
 
@@ -44,8 +44,8 @@ def name_of(shape: tuple[int, ...]) -> str:
 def cuda() -> object:
     if torch.cuda.get_device_capability() != (9, 0):
         pytest.skip("the fused kernels are for sm_90")
-    assert _library.cuda is not None and _library.cuda_sm90 is not None, "built without CUTLASS"
-    return _library.cuda
+    assert extension.cuda is not None and extension.cuda_sm90 is not None, "built without CUTLASS"
+    return extension.cuda
 
 
 # --- The plain product ---------------------------------------------------------------------------
@@ -93,11 +93,11 @@ def test_a_tile_that_there_is_not(cuda):
 
 
 def test_kernels_of_triton_choose_their_tiles():
-    if _library.cuda is None or _library.cuda.gemm_source(0) != "triton":
+    if extension.cuda is None or extension.cuda.gemm_source(0) != "triton":
         pytest.skip("the kernels here are not Triton's")
     a = draw(64, 64, seed=1, dtype=torch.bfloat16)
     with pytest.raises(NotImplementedError, match="choose their tiles by themselves"):
-        _library.cuda.gemm_tiles(a, a)
+        extension.cuda.gemm_tiles(a, a)
 
 
 def test_what_no_kernel_computes_is_refused(cuda):
@@ -162,9 +162,9 @@ def test_calls_back_to_back_keep_apart(cuda):
 
 REPLAY = """
 import json, math, os, torch
-from axonn_ext import _library
-from axonn_ext.verify.virtual import WORKSPACE, gathered
-ranks = _library.cuda.VirtualRanks(2, workspace_bytes=WORKSPACE, timeout_seconds=2.0)
+from axonn_ext.kernels import extension
+from axonn_ext.bench.verify.virtual import WORKSPACE, gathered
+ranks = extension.cuda.VirtualRanks(2, workspace_bytes=WORKSPACE, timeout_seconds=2.0)
 shards, others, _, _ = gathered(2, (256, 256, 128), "rows", torch.bfloat16, seed=1)
 want = ranks.all_gather_matmul(shards, others)  # also loads the kernels
 sums = ranks.matmul_sum(want, [w.t() for w in want])
@@ -210,8 +210,8 @@ def test_calls_replay_in_a_graph(cuda):
 
 ABSENT = """
 import json, torch
-from axonn_ext import _library
-ranks = _library.cuda.VirtualRanks(2, workspace_bytes=1 << 20, timeout_seconds=0.1)
+from axonn_ext.kernels import extension
+ranks = extension.cuda.VirtualRanks(2, workspace_bytes=1 << 20, timeout_seconds=0.1)
 shards = [torch.ones(64, 64, device="cuda", dtype=torch.bfloat16)] * 2
 try:
     {call}

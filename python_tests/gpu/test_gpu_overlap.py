@@ -12,7 +12,8 @@ from unittest import mock
 import pytest
 import torch
 
-from axonn_ext import Grid, GridShape, _library
+from axonn_ext import Grid, GridShape
+from axonn_ext.kernels import extension
 from axonn_ext.models import ParallelConfig
 from axonn_ext.nn import Linear
 from axonn_ext.overlap import Orchestrator, Overlap
@@ -35,7 +36,7 @@ CASES = {
 OURS_OR_C10D = [
     "c10d",
     pytest.param(
-        "own", marks=pytest.mark.skipif(_library.cuda is None, reason="no CUDA parts are built")
+        "own", marks=pytest.mark.skipif(extension.cuda is None, reason="no CUDA parts are built")
     ),
 ]
 
@@ -62,7 +63,7 @@ def transports_used() -> list[type]:
     return used
 
 
-@pytest.mark.skipif(_library.cuda is None, reason="no CUDA parts are built")
+@pytest.mark.skipif(extension.cuda is None, reason="no CUDA parts are built")
 def test_communicators_of_our_own_are_the_default(gpu_pool):
     assert gpu_pool(2).run(transports_used) == [[NcclTransport, NcclTransport, C10dTransport]] * 2
 
@@ -116,7 +117,7 @@ def stay_away(communicators: str) -> tuple[str, float]:
     return "", time.monotonic() - began
 
 
-@pytest.mark.skipif(_library.cuda is None, reason="no CUDA parts are built")
+@pytest.mark.skipif(extension.cuda is None, reason="no CUDA parts are built")
 def test_a_rank_that_stays_away_is_named_on_all_ranks(gpu_pool):
     for message, seconds in gpu_pool(2).run(stay_away, "own"):
         assert "axis z" in message and "rank 1" in message

@@ -11,9 +11,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from axonn_ext import _library, settings, tuning
-from axonn_ext.verify import products
-from axonn_ext.verify.products import HALF, laid_out, operands
+from axonn_ext.bench.verify import products
+from axonn_ext.bench.verify.products import HALF, laid_out, operands
+from axonn_ext.kernels import extension, tuning
+from axonn_ext.spec import settings
 from grids import bound, relative_error
 from product_cases import CPU_VARIANTS
 from tuning_cache import cache_in, edit, files
@@ -87,7 +88,7 @@ def test_kernels_left_out_by_the_settings_are_another_record(tmp_path: Path):
     signatures = []
     for kinds in ((), ("cublaslt",)):
         with cache_in(tmp_path):
-            _library.configure(
+            extension.configure(
                 dataclasses.replace(settings.load(), cache_dir=str(tmp_path), product_kernels=kinds)
             )
             choice = tuning.tune_product(a, b, product_pass="wgrad")

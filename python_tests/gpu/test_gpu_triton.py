@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 
-from axonn_ext.triton.tile_configs import TileConfig, legal_configs
+from axonn_ext.kernels.triton.tile_configs import TileConfig, legal_configs
 from limits import HANG_SECONDS
 
 pytestmark = pytest.mark.gpu
@@ -57,8 +57,8 @@ def test_bias(dtype):
 
 def test_every_legal_config():
     cases = load("triton_cases")
-    launch = load("axonn_ext.triton.launch")
-    matmul = load("axonn_ext.triton.matmul")
+    launch = load("axonn_ext.kernels.triton.launch")
+    matmul = load("axonn_ext.kernels.triton.matmul")
     case = cases.MatmulCase(304, 272, 528)
     a, b = (
         torch.empty(*shape, dtype=torch.bfloat16, device="cuda")
@@ -87,9 +87,10 @@ importlib.util.find_spec = lambda name, *rest: (
     None if name == "axonn_ext._cuda_sm90" else find(name, *rest)
 )
 import torch
-from axonn_ext import _library, ops
-from axonn_ext.verify import groups
-if _library.cuda is None or groups.gemm_source() != "triton":
+from axonn_ext import ops
+from axonn_ext.kernels import extension
+from axonn_ext.bench.verify import groups
+if extension.cuda is None or groups.gemm_source() != "triton":
     print(json.dumps("no CUDA parts, no triton, or a GPU before sm_80"))
     sys.exit()
 """
@@ -97,7 +98,7 @@ CHECK = """
 print(json.dumps(groups.{target}()))
 """
 ABSENT = """
-ranks = _library.cuda.VirtualRanks(2, workspace_bytes=1 << 20, timeout_seconds=0.5)
+ranks = extension.cuda.VirtualRanks(2, workspace_bytes=1 << 20, timeout_seconds=0.5)
 shards = [torch.ones(64, 64, device="cuda", dtype=torch.bfloat16)] * 2
 others = [torch.ones(*{other}, device="cuda", dtype=torch.bfloat16)] * 2
 try:

@@ -10,9 +10,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 import axonn_ext
-from axonn_ext import _library
-from axonn_ext.verify.accuracy import check
-from axonn_ext.verify.virtual import gathered
+from axonn_ext.bench.verify.accuracy import check
+from axonn_ext.bench.verify.virtual import gathered
+from axonn_ext.kernels import extension
 from gpu_in_software import OUT_OF_MEMORY, fail, only_in_software
 from worker_pool import WorkerPool
 
@@ -63,8 +63,8 @@ def captured(call: Callable[[], Tensor]) -> tuple[torch.cuda.CUDAGraph, Tensor]:
 
 
 def held() -> int:
-    assert _library.cuda is not None
-    return _library.cuda.symmetric_workspace_bytes()
+    assert extension.cuda is not None
+    return extension.cuda.symmetric_workspace_bytes()
 
 
 def bytes_as_calls_grow() -> list[int]:

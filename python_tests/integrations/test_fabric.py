@@ -11,7 +11,7 @@ from torch.utils.data import DistributedSampler
 pytest.importorskip("lightning")
 from lightning.fabric.plugins.precision import MixedPrecision, Precision
 
-from axonn_ext.integrations.fabric import AxonnStrategy
+from axonn_ext.train.integrations.fabric import AxonnStrategy
 from framework_cases import (
     EPOCHS,
     Net,

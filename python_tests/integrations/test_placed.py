@@ -8,8 +8,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from axonn_ext import GridShape, checkpoint, full_gradients, trace_communication
-from axonn_ext.grid import Grid
-from axonn_ext.integrations.placed import PlacedModels
+from axonn_ext.ranks.grid import Grid
+from axonn_ext.train.integrations.placed import PlacedModels
 from grids import factorisations, grid_of, relative_error
 
 ROWS, IN, HIDDEN, CLASSES = 3, 8, 16, 6

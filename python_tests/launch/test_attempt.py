@@ -9,8 +9,8 @@ from collections.abc import Sequence
 import pytest
 from torch.distributed import HashStore
 
-from axonn_ext.launch.attempt import name_of_start
-from axonn_ext.launch.place import Process
+from axonn_ext.ranks.launch.attempt import name_of_start
+from axonn_ext.ranks.launch.place import Process
 from limits import HANG_SECONDS
 
 

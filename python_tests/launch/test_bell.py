@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from torch.distributed import FileStore, HashStore, PrefixStore, Store, TCPStore
 
-from axonn_ext.launch import bell as bell_module
-from axonn_ext.launch.bell import Bell, Ring
-from axonn_ext.launch.place import Process
+from axonn_ext.ranks.launch import bell as bell_module
+from axonn_ext.ranks.launch.bell import Bell, Ring
+from axonn_ext.ranks.launch.place import Process
 from commands import wait_until
 from counting_store import CountingStore, SilentStore
 from threads import together

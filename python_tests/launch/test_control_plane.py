@@ -13,17 +13,17 @@ from pathlib import Path
 import pytest
 from torch.distributed import HashStore, Store
 
-from axonn_ext.launch import bell, preemption
-from axonn_ext.launch.attempt import name_of_start
-from axonn_ext.launch.bell import Bell
-from axonn_ext.launch.place import Process
-from axonn_ext.launch.preemption import Preemption
-from axonn_ext.launch.process import once_per_host
-from axonn_ext.meeting import meet, said_by_all
-from axonn_ext.stores import BATCH
-from axonn_ext.watchdog import watchdog
-from axonn_ext.watchdog.summary import SIGNAL, SUMMARY_FILE
-from axonn_ext.watchdog.watchdog import Times, Watchdog
+from axonn_ext.ranks.launch import bell, preemption
+from axonn_ext.ranks.launch.attempt import name_of_start
+from axonn_ext.ranks.launch.bell import Bell
+from axonn_ext.ranks.launch.place import Process
+from axonn_ext.ranks.launch.preemption import Preemption
+from axonn_ext.ranks.launch.process import once_per_host
+from axonn_ext.ranks.meeting import meet, said_by_all
+from axonn_ext.ranks.stores import BATCH
+from axonn_ext.train.watchdog import watchdog
+from axonn_ext.train.watchdog.summary import SIGNAL, SUMMARY_FILE
+from axonn_ext.train.watchdog.watchdog import Times, Watchdog
 from commands import wait_until
 from counting_store import CountingStore
 from limits import HANG_SECONDS

@@ -12,7 +12,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from axonn_ext import meeting
+from axonn_ext.ranks import meeting
 from commands import ROOT, environment
 from limits import HANG_SECONDS
 

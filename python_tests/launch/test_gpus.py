@@ -9,9 +9,9 @@ from datetime import timedelta
 import pytest
 from torch.distributed import HashStore, Store
 
-from axonn_ext.launch.gpus import gpu_index, shares_gpus
-from axonn_ext.launch.place import Process
-from axonn_ext.settings import launch_environment, let_ranks_share_gpus
+from axonn_ext.ranks.launch.gpus import gpu_index, shares_gpus
+from axonn_ext.ranks.launch.place import Process
+from axonn_ext.spec.settings import launch_environment, let_ranks_share_gpus
 from axonn_ext.terminal.errors import MeetingError
 
 HOSTS, GPUS = 2, 4

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from axonn_ext.launch import launcher
+from axonn_ext.ranks.launch import launcher
 from axonn_ext.terminal.errors import OutputClosed, TrainingError, WorkerUserError
 from commands import environment
 from limits import HANG_SECONDS
@@ -20,7 +20,7 @@ SCRIPT = """
 import sys, threading, time
 import torch
 import axonn_ext.cli.main
-from axonn_ext.launch.launcher import launch
+from axonn_ext.ranks.launch.launcher import launch
 sys.modules["axonn_ext.cli.main"].__version__ = "of the launcher"
 if sys.argv[1] == "python":
     threading.Thread(target=time.sleep, args=(1,), daemon=True).start()
@@ -48,7 +48,7 @@ def test_ranks_are_forks_where_they_can_do_all(threads: str, forked: bool) -> No
 TOLD_TO_END = """
 import os, signal, socket, sys, time
 import axonn_ext.cli.main
-from axonn_ext.launch import launcher
+from axonn_ext.ranks.launch import launcher
 first, second = socket.socketpair()
 send = launcher._send
 

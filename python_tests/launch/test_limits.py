@@ -13,7 +13,7 @@ from limits import HANG_SECONDS
 
 ALLOW = """
 import os, resource, sys
-from axonn_ext.launch.limits import allow_open_files
+from axonn_ext.ranks.launch.limits import allow_open_files
 from axonn_ext.terminal.errors import UserError
 try:
     allow_open_files(

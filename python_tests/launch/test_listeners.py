@@ -16,13 +16,13 @@ from pathlib import Path
 import pytest
 from torch.distributed import HashStore
 
-from axonn_ext import settings
-from axonn_ext.launch.bell import Bell
-from axonn_ext.launch.place import Process
-from axonn_ext.stores import file_name
+from axonn_ext.ranks.launch.bell import Bell
+from axonn_ext.ranks.launch.place import Process
+from axonn_ext.ranks.stores import file_name
+from axonn_ext.spec import settings
 from axonn_ext.terminal.errors import UserError
 from axonn_ext.train.run_folder import folder_of_rank_0
-from axonn_ext.watchdog.watchdog import Times, Watchdog
+from axonn_ext.train.watchdog.watchdog import Times, Watchdog
 from commands import AXONN, environment, processes_with, small, torchrun, wait_until
 from kills import losses
 from limits import HANG_SECONDS

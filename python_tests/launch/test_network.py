@@ -10,8 +10,8 @@ import threading
 import pytest
 from torch.distributed import HashStore
 
-from axonn_ext.launch.network import address_of, check_connections
-from axonn_ext.launch.place import Process
+from axonn_ext.ranks.launch.network import address_of, check_connections
+from axonn_ext.ranks.launch.place import Process
 from axonn_ext.terminal.errors import MeetingError
 from limits import HANG_SECONDS
 

@@ -12,8 +12,8 @@ import pytest
 
 from axonn_ext.checkpoint.files import find_problems
 from axonn_ext.checkpoint.folder import CheckpointFolder
-from axonn_ext.checkpoint.manifest import read_manifest
-from axonn_ext.settings import launch_environment
+from axonn_ext.checkpoint.reading import read_manifest
+from axonn_ext.spec.settings import launch_environment
 from commands import AXONN, processes_with, start, torchrun, wait_until
 from kills import COMMON, losses
 from limits import HANG_SECONDS
@@ -65,7 +65,7 @@ def test_a_launcher_that_is_killed_leaves_nothing(
 
 CHILD = """
 import os, sys
-from axonn_ext.launch import parent
+from axonn_ext.ranks.launch import parent
 if sys.argv[2] == "thread":
     parent.PR_SET_PDEATHSIG = 0  # which does nothing
 if sys.argv[2] == "signal":

@@ -12,11 +12,11 @@ from contextlib import ExitStack, contextmanager
 import pytest
 from torch.distributed import HashStore, Store
 
-from axonn_ext.launch import preemption
-from axonn_ext.launch.bell import Bell
-from axonn_ext.launch.place import Process
-from axonn_ext.launch.preemption import Preemption
-from axonn_ext.launch.signals import SignalListener
+from axonn_ext.ranks.launch import preemption
+from axonn_ext.ranks.launch.bell import Bell
+from axonn_ext.ranks.launch.place import Process
+from axonn_ext.ranks.launch.preemption import Preemption
+from axonn_ext.ranks.launch.signals import SignalListener
 from commands import wait_until
 from counting_store import CountingStore, SilentStore
 from limits import HANG_SECONDS

@@ -12,8 +12,8 @@ import torch
 from torch.distributed import PrefixStore, TCPStore
 
 from axonn_ext.cli import main
-from axonn_ext.launch import process
-from axonn_ext.launch.place import Process
+from axonn_ext.ranks.launch import process
+from axonn_ext.ranks.launch.place import Process
 from axonn_ext.terminal.errors import MeetingError, TrainingError
 from commands import small
 

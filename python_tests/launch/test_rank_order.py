@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 from torch.distributed import HashStore
 
-from axonn_ext.launch.order import NATURAL, in_rank_order, natural, order_of, read_order
-from axonn_ext.launch.place import Process
+from axonn_ext.ranks.launch.order import NATURAL, in_rank_order, natural, order_of, read_order
+from axonn_ext.ranks.launch.place import Process
 from axonn_ext.spec.grid import GridShape
 from axonn_ext.terminal.errors import UserError
 from axonn_ext.train.terminal import describe_hosts

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from axonn_ext.watchdog.summary import summaries
+from axonn_ext.train.watchdog.summary import summaries
 from commands import AXONN, environment, processes_with, wait_until
 from kills import COMMON, losses
 from limits import HANG_SECONDS

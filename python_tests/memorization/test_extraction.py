@@ -9,11 +9,11 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from axonn_ext import full_state_dict, models
-from axonn_ext.memorization.documents import CONTINUED, Document
-from axonn_ext.memorization.extraction import continuation_loss, extract
-from axonn_ext.memorization.results import BucketResult, measure
 from axonn_ext.models import ModelConfig, ParallelConfig
 from axonn_ext.models.plain import PlainTransformer
+from axonn_ext.train.memorization.documents import CONTINUED, Document
+from axonn_ext.train.memorization.extraction import continuation_loss, extract
+from axonn_ext.train.memorization.results import BucketResult, measure
 from grids import every_grid
 from model_cases import CONFIGS
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from axonn_ext.memorization.goldfish import Goldfish, goldfish_labels, goldfish_mask
+from axonn_ext.train.memorization.goldfish import Goldfish, goldfish_labels, goldfish_mask
 from goldfish_cases import GOLDEN, hash_of, labels_of, mix
 
 PAGE = (Path(__file__).parents[2] / "docs" / "memorization.md").read_text()

@@ -9,7 +9,7 @@ import random
 
 import pytest
 
-from axonn_ext.memorization.measures import edit_distance, longest_common_run, wilson
+from axonn_ext.train.memorization.measures import edit_distance, longest_common_run, wilson
 
 Z = 1.959964  # of 95 %, as tables have it
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from axonn_ext.cli import main
-from axonn_ext.memorization.generated_text import TextGenerator
+from axonn_ext.train.memorization.generated_text import TextGenerator
 from axonn_ext.train.metrics import read_metrics
 from commands import AXONN, run
 from trained_here import train_here

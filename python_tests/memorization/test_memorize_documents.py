@@ -18,9 +18,9 @@ from axonn_ext.data import (
     stored_examples,
 )
 from axonn_ext.data.corpus import find_source
-from axonn_ext.inputs.errors import InputError
-from axonn_ext.inputs.token_files import TokenFiles
-from axonn_ext.memorization.documents import (
+from axonn_ext.spec.files.errors import InputError
+from axonn_ext.spec.files.token_files import TokenFiles
+from axonn_ext.train.memorization.documents import (
     CONTINUED,
     Document,
     deal,
@@ -28,8 +28,8 @@ from axonn_ext.memorization.documents import (
     refuse_overlap,
     write_documents,
 )
-from axonn_ext.memorization.experiment import Exposures, Settings, all_repetitions
-from axonn_ext.memorization.generated_text import TextGenerator
+from axonn_ext.train.memorization.experiment import Exposures, Settings, all_repetitions
+from axonn_ext.train.memorization.generated_text import TextGenerator
 from chat_cases import write_tokenizer
 
 SETTINGS = Settings(

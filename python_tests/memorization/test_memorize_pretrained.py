@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import torch
 
-from axonn_ext.memorization.documents import CONTINUED, read_documents
-from axonn_ext.memorization.generated_text import TextGenerator
-from axonn_ext.memorization.measures import edit_distance, longest_common_run
+from axonn_ext.train.memorization.documents import CONTINUED, read_documents
+from axonn_ext.train.memorization.generated_text import TextGenerator
+from axonn_ext.train.memorization.measures import edit_distance, longest_common_run
 from commands import AXONN, run, start, wait_until
 
 pytestmark = pytest.mark.slow

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from axonn_ext.memorization.plot import plot_arms
-from axonn_ext.memorization.results import ARMS, ArmResult, BucketResult
+from axonn_ext.train.memorization.plot import plot_arms
+from axonn_ext.train.memorization.results import ARMS, ArmResult, BucketResult
 
 
 def arm(name: str, parameters: int, model: str) -> ArmResult:

@@ -21,9 +21,9 @@ from axonn_ext import (
     save_adapter,
     save_pretrained,
 )
-from axonn_ext.inputs.errors import InputError
-from axonn_ext.pretrained import adapter_files, adapters_of
-from axonn_ext.pretrained.adapter_files import ADAPTER_CONFIG, ADAPTER_TENSORS
+from axonn_ext.models.pretrained import adapter_files, adapters_of
+from axonn_ext.models.pretrained.adapter_files import ADAPTER_CONFIG, ADAPTER_TENSORS
+from axonn_ext.spec.files.errors import InputError
 from grids import every_grid, factorisations, grid_of
 from model_cases import CONFIGS
 from test_transformers import MODELS, batch

@@ -13,7 +13,7 @@ import axonn_ext
 from axonn_ext import checkpoint, from_pretrained, models
 from axonn_ext.checkpoint import CheckpointError
 from axonn_ext.cli import main
-from axonn_ext.inputs.errors import InputError
+from axonn_ext.spec.files.errors import InputError
 from axonn_ext.train.export import export
 from model_cases import CONFIGS
 from test_pretrained import write_folder

@@ -17,8 +17,8 @@ from axonn_ext import (
 from axonn_ext.models import ParallelConfig
 from axonn_ext.models.gpt2.model import TRANSPOSED
 from axonn_ext.models.plain import PlainTransformer
+from axonn_ext.models.pretrained import adapters_of, add_adapters, merge_adapters
 from axonn_ext.models.transformer import Transformer
-from axonn_ext.pretrained import adapters_of, add_adapters, merge_adapters
 from grids import every_grid, grid_of, turns
 from model_cases import CONFIGS, random_batch, sampled
 

@@ -13,10 +13,10 @@ from safetensors.torch import load_file, save_file
 
 import axonn_ext
 from axonn_ext import GridShape, from_pretrained, full_state_dict, models, save_pretrained
-from axonn_ext.inputs.errors import InputError
 from axonn_ext.models import ModelConfig, ParallelConfig
 from axonn_ext.models.plain import PlainTransformer
-from axonn_ext.pretrained.files import PretrainedFiles
+from axonn_ext.models.pretrained.files import PretrainedFiles
+from axonn_ext.spec.files.errors import InputError
 from grids import factorisations, grid_of
 from memory import MIB, anonymous_bytes
 from model_cases import CONFIGS, random_batch, sampled
@@ -112,7 +112,7 @@ def elements_read(folder: Path, shape: GridShape) -> int:
 
     counts: list[int] = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("axonn_ext.pretrained.load.PretrainedFiles", Counted)
+        patch.setattr("axonn_ext.models.pretrained.load.PretrainedFiles", Counted)
         from_pretrained(folder, grid_of(shape))
     return sum(counts)
 

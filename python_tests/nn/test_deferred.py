@@ -12,11 +12,11 @@ from torch import Tensor, nn
 
 from axonn_ext import Grid, GridShape, clip_grad_norm_, models, sync_gradients
 from axonn_ext.models import ModelConfig, ParallelConfig
+from axonn_ext.models.pretrained import add_adapters
 from axonn_ext.models.transformer import Transformer
 from axonn_ext.nn import DeferredWeightGradients, Linear
 from axonn_ext.nn.deferred import WeightGradients
 from axonn_ext.overlap import Orchestrator
-from axonn_ext.pretrained import add_adapters
 from grids import factorisations, grid_of
 from model_cases import CONFIGS, GPT2, LLAMA, random_batch
 from overlap_cases import ON, SHARDED

@@ -8,16 +8,16 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from axonn_ext import (
+from axonn_ext import (  # fmt: skip
     Grid,
     GridShape,
-    _library,
     full_gradients,
     full_state_dict,
     nn,
-    settings,
     sync_gradients,
-)  # fmt: skip
+)
+from axonn_ext.kernels import extension  # fmt: skip
+from axonn_ext.spec import settings  # fmt: skip
 from grids import bound, factorisations, grid_of, relative_error
 
 ROWS, IN, OUT = 48, 24, 40  # divisible by every grid of 8 in every role
@@ -92,7 +92,7 @@ def too_large_and_small(shape: GridShape) -> list[str]:
     """The errors of Linears that need more symmetric memory than there is; small ones follow."""
     loaded = settings.load()
     few = settings.MIN_SYMMETRIC_MEMORY_BYTES
-    _library.configure(dataclasses.replace(loaded, symmetric_memory_bytes=few))
+    extension.configure(dataclasses.replace(loaded, symmetric_memory_bytes=few))
     try:
         grid, errors = Grid(**shape.as_dict()), []
         for features, rows in ((16, 1 << 18), (8, 1 << 18), (8, 8)):
@@ -104,7 +104,7 @@ def too_large_and_small(shape: GridShape) -> list[str]:
                 errors.append(str(error).splitlines()[0])
         return errors
     finally:
-        _library.configure(loaded)
+        extension.configure(loaded)
 
 
 @pytest.mark.parametrize("shape", [GridShape(x=2, y=2), GridShape(y=2, z=2)], ids=str)

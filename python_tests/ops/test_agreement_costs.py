@@ -19,7 +19,7 @@ import collections, json, os, resource, sys, tempfile
 from pathlib import Path
 import torch
 import torch.distributed as dist
-from axonn_ext import _library  # registers the ops
+from axonn_ext.kernels import extension  # registers the ops
 ops = torch.ops.axonn
 torch.set_num_threads(1)
 

@@ -242,13 +242,15 @@ def test_a_setting_asks_for_the_look_at_gpus(pool) -> None:
 APART = """
 import dataclasses, warnings
 import torch, torch.distributed as dist
-from axonn_ext import _library, ops, settings
+from axonn_ext import ops
+from axonn_ext.kernels import extension
+from axonn_ext.spec import settings
 warnings.simplefilter("always")
 dist.init_process_group("gloo")
 group = dist.new_group([0, 1], group_desc="the pair")
 # No address space is as large.
 loaded = dataclasses.replace(settings.load(), symmetric_memory_bytes=1 << 50)
-_library.configure(loaded)
+extension.configure(loaded)
 for call in range(3):
     for op in (ops.matmul_all_reduce, ops.all_gather_matmul):
         y = op(torch.ones(2, 2), torch.ones(2, 2), group)

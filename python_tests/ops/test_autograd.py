@@ -10,8 +10,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from axonn_ext import GridShape, collectives, models, nn, ops, sync_gradients
+from axonn_ext import GridShape, models, nn, ops, sync_gradients
 from axonn_ext.overlap import Orchestrator
+from axonn_ext.ranks import collectives
 from axonn_ext.spec.parallel import ALGORITHMS
 from grids import grid_of, relative_error
 from model_cases import CONFIGS, random_batch

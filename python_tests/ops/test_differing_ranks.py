@@ -22,8 +22,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from axonn_ext import Grid, _library, nn, settings
+from axonn_ext import Grid, nn
+from axonn_ext.kernels import extension
 from axonn_ext.overlap.watch import Watch
+from axonn_ext.spec import settings
 from differing_ranks import Case, cotangent, draw_case, expected
 from grids import bound, relative_error
 from limits import HANG_SECONDS
@@ -37,11 +39,11 @@ ALGORITHMS = ("fused", "chunked", "sequential")
 def configured(**changes: object) -> Iterator[None]:
     """Settings for the groups that are met inside."""
     loaded = settings.load()
-    _library.configure(dataclasses.replace(loaded, symmetric_memory_bytes=1 << 28, **changes))
+    extension.configure(dataclasses.replace(loaded, symmetric_memory_bytes=1 << 28, **changes))
     try:
         yield
     finally:
-        _library.configure(loaded)
+        extension.configure(loaded)
 
 
 def new_group(size: int | None = None) -> Any:
@@ -200,12 +202,12 @@ def separate_memory(**changes: object) -> Iterator[None]:
     # Groups that earlier tests met in this process have reserved terabytes.
     used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (used + (1 << 40), limits[1]))
-    _library.configure(dataclasses.replace(loaded, symmetric_memory_bytes=1 << 43, **changes))
+    extension.configure(dataclasses.replace(loaded, symmetric_memory_bytes=1 << 43, **changes))
     try:
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_AS, limits)
-        _library.configure(loaded)
+        extension.configure(loaded)
 
 
 def differ_through_the_store(every_call: bool) -> dict[str, str]:

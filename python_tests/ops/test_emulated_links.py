@@ -12,9 +12,12 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from axonn_ext import Grid, _library, settings, tracing
+from axonn_ext import Grid
+from axonn_ext.kernels import extension
 from axonn_ext.overlap.host_lane import HostLane
 from axonn_ext.overlap.watch import Watch
+from axonn_ext.ranks import tracing
+from axonn_ext.spec import settings
 from limits import HANG_SECONDS
 
 X, DATA = 0.02, 0.01  # GB/s
@@ -25,11 +28,11 @@ KINDS = ("all_gather", "reduce_scatter", "all_reduce")
 def emulated(**links: float) -> Iterator[None]:
     """Links of the groups that this rank meets inside."""
     loaded = settings.load()
-    _library.configure(dataclasses.replace(loaded, emulated_links=links))
+    extension.configure(dataclasses.replace(loaded, emulated_links=links))
     try:
         yield
     finally:
-        _library.configure(loaded)
+        extension.configure(loaded)
 
 
 def run_op(kind: str, t: torch.Tensor, name: str, size: int, algorithm: str) -> torch.Tensor:
@@ -122,7 +125,7 @@ def overlap_on_a_lane() -> tuple[float, float, float, bool]:
     with emulated(data=DATA):
         grid = Grid(data=2)
         axis = grid.axis("data")
-        lanes = _library._C.Lanes()
+        lanes = extension._C.Lanes()
         lane = HostLane(axis, lanes, Watch(axis, timeout_s=HANG_SECONDS, compare=False))
         first, second = (torch.full((125_000,), float(i)) for i in (1, 2))  # 500 kB sent each
         store = dist.distributed_c10d._get_default_store()

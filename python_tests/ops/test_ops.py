@@ -11,10 +11,12 @@ import torch
 import torch.distributed as dist
 
 import axonn_ext
-from axonn_ext import Grid, GridShape, _library, collectives, nn, ops
-from axonn_ext.grid import AxisGroup
+from axonn_ext import Grid, GridShape, nn, ops
+from axonn_ext.bench.verify.ranks import OPS, Case, draw
+from axonn_ext.kernels import extension
 from axonn_ext.ops import specs
-from axonn_ext.verify.ranks import OPS, Case, draw
+from axonn_ext.ranks import collectives
+from axonn_ext.ranks.grid import AxisGroup
 from grids import bound, grid_of, relative_error
 from op_shapes import documented_shapes
 from worker_pool import WorkerError, WorkerPool
@@ -437,4 +439,4 @@ def test_training_takes_no_symmetric_memory_after_its_first_step(pool) -> None:
 
 def test_fused_on_cuda_needs_the_module_that_has_it():
     """Also holds the signatures of both sides to each other, where both are built."""
-    assert _library._C.has_fused_on_cuda() is (_library.cuda is not None)
+    assert extension._C.has_fused_on_cuda() is (extension.cuda is not None)

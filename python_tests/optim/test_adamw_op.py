@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from axonn_ext import _library  # noqa: F401  (registers the op)
+from axonn_ext.kernels import extension  # noqa: F401  (registers the op)
 from limits import HANG_SECONDS
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)

@@ -20,8 +20,8 @@ from axonn_ext import checkpoint
 from axonn_ext.bench.loss import peak_bytes
 from axonn_ext.optim import AdamW, adamw, bucketed
 from axonn_ext.optim.crossing import StreamCrossing
+from axonn_ext.optim.zero import buckets_of
 from axonn_ext.spec.buckets import ALIGNMENT
-from axonn_ext.zero import buckets_of
 from limits import HANG_SECONDS
 
 pytestmark = pytest.mark.long

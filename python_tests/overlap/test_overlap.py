@@ -13,13 +13,7 @@ from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from axonn_ext import (
-    Grid,
-    GridShape,
-    models,
-    sync_gradients,
-    trace_communication,
-)
+from axonn_ext import Grid, GridShape, models, sync_gradients, trace_communication
 from axonn_ext.models import ParallelConfig
 from axonn_ext.nn import Linear
 from axonn_ext.overlap import Orchestrator, Overlap

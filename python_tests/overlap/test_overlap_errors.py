@@ -13,8 +13,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from axonn_ext import Grid, GridShape, _library, models, settings, sync_gradients
+from axonn_ext import Grid, GridShape, models, sync_gradients
+from axonn_ext.kernels import extension
 from axonn_ext.overlap import Orchestrator, Overlap
+from axonn_ext.spec import settings
 from grids import grid_of, relative_error
 from model_cases import LLAMA, random_batch
 from test_overlap import Shuffled
@@ -69,7 +71,7 @@ def failing(kind: str, environment: dict[str, str]) -> tuple[str, float]:
     """The message and the seconds until it came, on this rank."""
     os.environ.update(environment)
     try:
-        _library.configure(settings.load())  # of the ops, too, in which other ranks may wait
+        extension.configure(settings.load())  # of the ops, too, in which other ranks may wait
         grid = Grid(**SHAPE.as_dict())  # what failed before shares nothing with it
         model = models.build(LLAMA, grid, seed=2)
         with Orchestrator(model) as orchestrator:

@@ -13,7 +13,6 @@ import pytest
 import torch
 
 from axonn_ext import _C, GridShape, trace_communication
-from axonn_ext.grid import AxisGroup
 from axonn_ext.models import ParallelConfig
 from axonn_ext.overlap import CommunicationError, Orchestrator, Overlap, orchestrator
 from axonn_ext.overlap.busy_sms import BusySms
@@ -21,6 +20,7 @@ from axonn_ext.overlap.lane import Lane
 from axonn_ext.overlap.stream_lane import StreamLane
 from axonn_ext.overlap.transport import C10dTransport, NcclTransport, Transport
 from axonn_ext.overlap.watch import Watch
+from axonn_ext.ranks.grid import AxisGroup
 from fake_communicators import FakeCommunicators
 from grids import grid_of
 from model_cases import GPT2, LLAMA

@@ -9,8 +9,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from axonn_ext import GridShape, collectives
-from axonn_ext.grid import Grid
+from axonn_ext import GridShape
+from axonn_ext.ranks import collectives
+from axonn_ext.ranks.grid import Grid
 from grids import grid_of
 
 # SEND[i][j] rows go from rank i to rank j of three.

@@ -27,7 +27,7 @@ from axonn_ext import (
     sync_gradients,
     trace_communication,
 )
-from axonn_ext.grid import Grid
+from axonn_ext.ranks.grid import Grid
 from grids import factorisations, grid_of, relative_error
 
 long = pytest.mark.long

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from axonn_ext import GridShape, full_state_dict, global_mean, parallelize
-from axonn_ext.placement.dropout import _is_harmless
+from axonn_ext.models.parallelize.dropout import _is_harmless
 from grids import grid_of, relative_error
 
 SIZE = 16

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from axonn_ext.placement.results import mapped, tensors_of
+from axonn_ext.models.parallelize.results import mapped, tensors_of
 
 
 class Output(NamedTuple):

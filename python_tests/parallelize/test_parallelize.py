@@ -22,7 +22,7 @@ from axonn_ext import (
     parallelize,
     sync_gradients,
 )
-from axonn_ext.grid import Grid
+from axonn_ext.ranks.grid import Grid
 from grids import factorisations, grid_of, relative_error
 
 HIDDEN, WORDS, HEADS = 16, 24, 4

@@ -17,7 +17,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from axonn_ext import GridShape, settings
+from axonn_ext import GridShape
 from axonn_ext.pipeline import Pipeline, PipelineError, PipelineOptions, carriers
 from axonn_ext.pipeline.edges import rounds, steps
 from axonn_ext.pipeline.failures import Failures
@@ -25,7 +25,8 @@ from axonn_ext.pipeline.gpu import Pace
 from axonn_ext.pipeline.inbox import ROOM, Inbox
 from axonn_ext.pipeline.links import Links
 from axonn_ext.pipeline.messages import BACKWARD, DIRECTIONS, FORWARD, Form, Message
-from axonn_ext.side_groups import SideGroups
+from axonn_ext.ranks.side_groups import SideGroups
+from axonn_ext.spec import settings
 from fake_gpu import FakeGpu, pipelines_on
 from grids import grid_of
 from limits import HANG_SECONDS

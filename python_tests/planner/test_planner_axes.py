@@ -7,10 +7,10 @@ import random
 
 import pytest
 
-from axonn_ext.inputs.errors import InputError
 from axonn_ext.planner import PlannerError, Request, load_machine, plan
 from axonn_ext.planner.search.axes import AxisRules
 from axonn_ext.planner.search.choices import jobs_of
+from axonn_ext.spec.files.errors import InputError
 from axonn_ext.spec.grid import COMMUNICATING, GridShape, grids_of
 from axonn_ext.spec.model import ModelConfig
 

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from axonn_ext.inputs.errors import InputError
 from axonn_ext.planner import Machine, PlannerError, load_machine
 from axonn_ext.planner.machines.machine import machine_names
 from axonn_ext.planner.step.tasks import Collective, Matmul, Scores
+from axonn_ext.spec.files.errors import InputError
 from axonn_ext.spec.grid import GridShape
 
 ROOT = Path(__file__).resolve().parents[2]

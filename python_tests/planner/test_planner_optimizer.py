@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from axonn_ext.inputs.errors import InputError
 from axonn_ext.planner import Job, Machine, Options, PlannerError, Request, plan, simulate, timeline
 from axonn_ext.planner.job import ZERO_2_IN_STAGES, violations
 from axonn_ext.planner.memory.peak import memory_of
@@ -26,6 +25,7 @@ from axonn_ext.planner.simulation.costs import Costs
 from axonn_ext.planner.simulation.updates import optimizer_step
 from axonn_ext.planner.step.program import make_program
 from axonn_ext.planner.step.tasks import Collective, OptimizerWork, Update
+from axonn_ext.spec.files.errors import InputError
 from axonn_ext.spec.grid import GridShape
 from axonn_ext.spec.model import ModelConfig
 from axonn_ext.spec.model_files import load_optimizer

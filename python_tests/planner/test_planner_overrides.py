@@ -6,12 +6,12 @@ import dataclasses
 
 import pytest
 
-from axonn_ext.inputs.errors import InputError
 from axonn_ext.planner import Request, load_machine, plan
 from axonn_ext.planner.machines.links import MeasuredLink
 from axonn_ext.planner.machines.overrides import changed
 from axonn_ext.planner.machines.scaled_links import with_levels
 from axonn_ext.planner.search.sensitivity import CHANGE, machines, variants
+from axonn_ext.spec.files.errors import InputError
 from axonn_ext.spec.grid import GridShape
 from axonn_ext.spec.model import ModelConfig
 

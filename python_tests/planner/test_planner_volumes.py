@@ -14,6 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from axonn_ext import Grid, clip_grad_norm_, models, sync_gradients, trace_communication
 from axonn_ext.optim import AdamW
+from axonn_ext.optim.zero import buckets_of
 from axonn_ext.overlap import Orchestrator
 from axonn_ext.planner import Job, Options
 from axonn_ext.planner.job import violations
@@ -25,7 +26,6 @@ from axonn_ext.spec.grid import GridShape
 from axonn_ext.spec.model import ModelConfig
 from axonn_ext.spec.optimizer import OptimizerOptions
 from axonn_ext.spec.parallel import Overlap
-from axonn_ext.zero import buckets_of
 from fake_ranks import fake_ranks
 from grids import grid_of
 

@@ -9,7 +9,6 @@ import pytest
 
 from axonn_ext.cli.plan.study_page import with_study
 from axonn_ext.cli.plan.study_tables import markdown
-from axonn_ext.inputs.errors import InputError
 from axonn_ext.planner import load_machine, memory_of
 from axonn_ext.planner.estimate import estimate
 from axonn_ext.planner.job import Job, Options, violations
@@ -34,6 +33,7 @@ from axonn_ext.planner.published.study import (
     read_study,
     study_names,
 )
+from axonn_ext.spec.files.errors import InputError
 from axonn_ext.spec.grid import GridShape, grids_of
 from axonn_ext.spec.presets import PRESETS
 

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from axonn_ext import _library
+from axonn_ext.kernels import extension
 from commands import small
 from limits import HANG_SECONDS
 
@@ -100,7 +100,7 @@ def wheel_build(tmp_path_factory: pytest.TempPathFactory) -> WheelBuild:
         (gone / "__init__.py").touch()
     built = list((ROOT / "axonn_ext").glob(f"*{SUFFIX}"))
     # The CUDA parts are left out where they were: they would take minutes.
-    left_out = _library.left_out().get("_cuda")
+    left_out = extension.left_out().get("_cuda")
     settings = {"AXONN_CUDA": "0", "AXONN_CUDA_REASON": left_out} if left_out else {}
     # A ninja of another version, as of the system, would compile everything anew.
     decoy = folder / "bin" / "ninja"

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from axonn_ext import GridShape, settings
+from axonn_ext import GridShape
+from axonn_ext.spec import settings
 from limits import HANG_SECONDS
 from loading import load
 

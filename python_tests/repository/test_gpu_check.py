@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from axonn_ext import _library
+from axonn_ext.kernels import extension
 from loading import ROOT, load, load_all
 
 SCRIPT = ROOT / "tools" / "gpu_check.py"
@@ -165,9 +165,9 @@ def test_modules_are_used_if_they_are_built_for_these_gpus(
     monkeypatch, architectures, cuda, sm90, gpus, why
 ):
     module = SimpleNamespace(build_info=lambda: {"architectures": architectures})
-    monkeypatch.setattr(_library, "cuda", module if cuda else None)
-    monkeypatch.setattr(_library, "cuda_sm90", module if sm90 else None)
-    monkeypatch.setattr(_library, "left_out", lambda: {"_cuda_sm90": "CUTLASS was not found"})
+    monkeypatch.setattr(extension, "cuda", module if cuda else None)
+    monkeypatch.setattr(extension, "cuda_sm90", module if sm90 else None)
+    monkeypatch.setattr(extension, "left_out", lambda: {"_cuda_sm90": "CUTLASS was not found"})
     assert gpu_probe.why_no_extension(gpus) == why
 
 

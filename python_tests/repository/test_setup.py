@@ -221,11 +221,11 @@ def test_what_was_left_out_is_compiled_into_the_package(tmp_path: Path) -> None:
 
 
 def test_modules_of_an_earlier_build_are_removed(tmp_path: Path) -> None:
-    for name in (f"_C{SUFFIX}", f"_cuda{SUFFIX}", "_C.cpython-30.so", "_library.py"):
+    for name in (f"_C{SUFFIX}", f"_cuda{SUFFIX}", "_C.cpython-30.so", "_version.py"):
         (tmp_path / name).touch()
     setup_py.remove_modules(tmp_path, keep=["_C"])
     left = {path.name for path in tmp_path.iterdir()}
-    assert left == {f"_C{SUFFIX}", "_C.cpython-30.so", "_library.py"}
+    assert left == {f"_C{SUFFIX}", "_C.cpython-30.so", "_version.py"}
 
 
 def test_headers_are_compiled_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from axonn_ext.data.vocabulary import ByteVocabulary, padded_size
-from axonn_ext.inputs.errors import InputError
+from axonn_ext.spec.files.errors import InputError
 from axonn_ext.spec.model import ModelConfig, RopeScaling
 from axonn_ext.spec.model_files import load_model, read_config
 from axonn_ext.spec.presets import PRESETS

@@ -8,7 +8,7 @@ from accelerate import Accelerator
 from accelerate.utils import DataLoaderConfiguration, set_seed
 from torch.utils.data import DataLoader
 
-from axonn_ext.integrations.accelerate import AxonnAccelerator
+from axonn_ext.train.integrations.accelerate import AxonnAccelerator
 from framework_cases import (
     GLOBAL_BATCH,
     LR,

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch.utils.data import DataLoader
 
-from axonn_ext.integrations.fabric import AxonnStrategy
+from axonn_ext.train.integrations.fabric import AxonnStrategy
 from framework_cases import (
     GLOBAL_BATCH,
     LR,

@@ -15,9 +15,9 @@ import traceback
 import torch
 import torch.distributed as dist
 
-from axonn_ext.grid import Grid
-from axonn_ext.launch.place import Process
-from axonn_ext.launch.process import process_group
+from axonn_ext.ranks.grid import Grid
+from axonn_ext.ranks.launch.place import Process
+from axonn_ext.ranks.launch.process import process_group
 
 
 def num_sockets() -> int:

@@ -8,7 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from axonn_ext.checkpoint.manifest import MANIFEST, block_key, index_name, read_manifest
+from axonn_ext.checkpoint.manifest import MANIFEST, block_key, index_name
+from axonn_ext.checkpoint.reading import read_manifest
 
 
 def tamper(folder: Path, change: Callable[[dict], object], file: str = MANIFEST) -> None:

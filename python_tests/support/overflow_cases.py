@@ -14,9 +14,9 @@ import torch.distributed as dist
 from torch import nn
 
 from axonn_ext.data import Batch
-from axonn_ext.gradients import GradientNorm
-from axonn_ext.grid import Grid
+from axonn_ext.optim.gradients import GradientNorm
 from axonn_ext.overlap import Orchestrator
+from axonn_ext.ranks.grid import Grid
 from axonn_ext.train.batches import make_batches, row_group
 from axonn_ext.train.config_file import Override, load_config
 from axonn_ext.train.corpora import load

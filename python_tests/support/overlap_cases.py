@@ -8,13 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from axonn_ext import (
-    Grid,
-    GridShape,
-    clip_grad_norm_,
-    models,
-    sync_gradients,
-)
+from axonn_ext import Grid, GridShape, clip_grad_norm_, models, sync_gradients
 from axonn_ext.models import ParallelConfig
 from axonn_ext.nn import Linear
 from axonn_ext.overlap import CommunicationError, Orchestrator, Overlap

@@ -17,10 +17,10 @@ from axonn_ext import (
     load_full_state_dict,
     models,
 )
-from axonn_ext.grid import Grid
 from axonn_ext.models import ModelConfig, ParallelConfig
 from axonn_ext.models.plain import PlainTransformer
 from axonn_ext.pipeline import MicroBatch, Pipeline, PipelineOptions
+from axonn_ext.ranks.grid import Grid
 from axonn_ext.spec.parallel import Overlap
 from axonn_ext.spec.stages import Stages
 from grids import grid_of

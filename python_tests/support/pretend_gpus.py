@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from axonn_ext import _library, _machine
+from axonn_ext.kernels import extension, host
 
 H100_NAME = "NVIDIA H100 80GB HBM3"
 
@@ -30,9 +30,9 @@ def pretend_gpus(
     driver_names  what the driver's files name, where that is not the same
     """
     names = sorted(set(models)) if driver_names is None else list(driver_names)
-    monkeypatch.setattr(_machine, "runs_cuda", lambda: True)
-    monkeypatch.setattr(_machine, "nvidia_gpus", lambda: names)
-    monkeypatch.setattr(_machine, "nvidia_driver", lambda: "580.65.06")
+    monkeypatch.setattr(host, "runs_cuda", lambda: True)
+    monkeypatch.setattr(host, "nvidia_gpus", lambda: names)
+    monkeypatch.setattr(host, "nvidia_driver", lambda: "580.65.06")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: len(models))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda number: models[number])
@@ -41,4 +41,4 @@ def pretend_gpus(
     monkeypatch.setattr(torch.cuda, "can_device_access_peer", lambda a, b: reach)
     monkeypatch.setattr(torch.ops.axonn, "_why_no_fused_here", lambda *_: why_none, raising=False)
     cuda = SimpleNamespace(gemm_source=lambda number: source, __file__=__file__)
-    monkeypatch.setattr(_library, "cuda", cuda)
+    monkeypatch.setattr(extension, "cuda", cuda)

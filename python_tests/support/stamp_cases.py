@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 from torch.library import Library
 
-from axonn_ext import _library, settings, stamps, tuning
-from axonn_ext.stamps import Key, Stamp, Verdict
+from axonn_ext.kernels import extension, tuning, verified
+from axonn_ext.kernels.verified import Key, Stamp, Verdict
+from axonn_ext.spec import settings
 from tuning_cache import cache_in
 
 H100 = Key(
@@ -48,13 +49,13 @@ def measured_products(
     monkeypatch: pytest.MonkeyPatch, stamp: Stamp | None, **changes: tuple[str, ...]
 ) -> set[str]:
     """The ways that are measured to compute a product, with that kernel and that stamp."""
-    unlocked = stamps.unlocked(changes.get("product_kernels"), [stamp])
-    monkeypatch.setattr(_library, "find_unlocked", lambda loaded: unlocked)
+    unlocked = verified.unlocked(changes.get("product_kernels"), [stamp])
+    monkeypatch.setattr(extension, "find_unlocked", lambda loaded: unlocked)
     with fake_fused_sm90(), cache_in("", **changes):
         choice = tuning.tune_product(
             torch.ones(256, 256), torch.ones(256, 256), product_pass="dgrad"
         )
     monkeypatch.undo()
-    _library.configure(settings.load())
+    extension.configure(settings.load())
     assert choice is not None
     return set(choice.median_us)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from axonn_ext.launch.place import Process
+from axonn_ext.ranks.launch.place import Process
 from axonn_ext.train.config_file import Override, load_config
 from axonn_ext.train.metrics import RunMetrics, read_metrics
 from axonn_ext.train.worker import run_worker

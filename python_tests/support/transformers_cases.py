@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from axonn_ext import full_gradients, global_mean, sync_gradients
-from axonn_ext.grid import Grid
+from axonn_ext.ranks.grid import Grid
 from grids import relative_error
 
 SIZES: dict[str, Any] = {

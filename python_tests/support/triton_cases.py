@@ -12,9 +12,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from axonn_ext.triton.launch import checked_config, limits_of
-from axonn_ext.triton.matmul import launch, problem_of
-from axonn_ext.triton.tile_configs import TileConfig
+from axonn_ext.kernels.triton.launch import checked_config, limits_of
+from axonn_ext.kernels.triton.matmul import launch, problem_of
+from axonn_ext.kernels.triton.tile_configs import TileConfig
 from grids import relative_error
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}

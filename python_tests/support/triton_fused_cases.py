@@ -14,9 +14,9 @@ from dataclasses import astuple, dataclass, replace
 import torch
 from torch import Tensor
 
-from axonn_ext.triton.fused import Arrivals, Departures, gather, scatter
-from axonn_ext.triton.schedule import FLAG_STRIDE
-from axonn_ext.triton.tile_configs import TileConfig
+from axonn_ext.kernels.triton.fused import Arrivals, Departures, gather, scatter
+from axonn_ext.kernels.triton.schedule import FLAG_STRIDE
+from axonn_ext.kernels.triton.tile_configs import TileConfig
 from grids import bound, relative_error
 from triton_cases import DTYPES, draw, laid_out
 from triton_interpreter import dawdle, run_ranks, shared

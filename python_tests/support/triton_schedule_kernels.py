@@ -1,4 +1,4 @@
-"""Kernels that tell what axonn_ext.triton.schedule says; for the interpreter's process."""
+"""Kernels that tell what axonn_ext.kernels.triton.schedule says; for the interpreter's process."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 import triton
 import triton.language as tl
 
-from axonn_ext.triton.schedule import (
+from axonn_ext.kernels.triton.schedule import (
     FLAG_STRIDE,
     chunk_at,
     chunk_begin,

@@ -9,7 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from axonn_ext import _library, settings, tuning
+from axonn_ext.kernels import extension, tuning
+from axonn_ext.spec import settings
 
 
 @contextlib.contextmanager
@@ -17,11 +18,11 @@ def cache_in(directory: Path | str, **changes: Any) -> Iterator[None]:
     """This rank keeps its measurements there, and starts without any in memory."""
     loaded = settings.load()
     tuning.clear()
-    _library.configure(dataclasses.replace(loaded, cache_dir=str(directory), **changes))
+    extension.configure(dataclasses.replace(loaded, cache_dir=str(directory), **changes))
     try:
         yield
     finally:
-        _library.configure(loaded)
+        extension.configure(loaded)
         tuning.clear()
 
 

@@ -156,7 +156,7 @@ def serve_rank(rank: int, world_size: int, port: int, pipe: Connection, device: 
     """Joins the world of number 0, and calls what comes through the pipe until that is closed."""
     import torch
 
-    from axonn_ext import settings
+    from axonn_ext.spec import settings
 
     torch.set_num_threads(1)
     if device == "cuda":

@@ -20,10 +20,10 @@ from axonn_ext import (
     models,
 )
 from axonn_ext.models import ModelConfig, ParallelConfig
+from axonn_ext.models.pretrained import add_adapters
 from axonn_ext.optim import AdamW
 from axonn_ext.overlap import Orchestrator, Overlap
 from axonn_ext.pipeline import MicroBatch, Pipeline
-from axonn_ext.pretrained import add_adapters
 from grids import grid_of
 from model_cases import GPT2, random_batch
 from steps import compute_gradients

@@ -10,14 +10,14 @@ import torch
 from torch import Tensor, nn
 
 from axonn_ext import GridShape, full_state_dict, models, sync_gradients
-from axonn_ext.gradients import clip_sharded_, gradient_norm
-from axonn_ext.grid import Grid
 from axonn_ext.models import ParallelConfig
 from axonn_ext.nn.sharded import ShardedParameter, sharded_parameters
 from axonn_ext.optim import AdamW
+from axonn_ext.optim.gradients import clip_sharded_, gradient_norm
+from axonn_ext.optim.zero import shards_of
 from axonn_ext.overlap import Orchestrator, Overlap
 from axonn_ext.pipeline import Pipeline
-from axonn_ext.zero import shards_of
+from axonn_ext.ranks.grid import Grid
 from grids import grid_of
 from model_cases import GPT2
 

@@ -11,7 +11,7 @@ from torch import nn
 
 from axonn_ext import checkpoint
 from axonn_ext.cli import generate, main, streams
-from axonn_ext.inputs.errors import printable
+from axonn_ext.spec.files.errors import printable
 from axonn_ext.terminal.console import Console, plain_table, print_table, say
 
 EVIL = "\x1b]0;owned\x07\x1b[2J \r\x08\x9b1m\u202e\x7f"

@@ -6,7 +6,7 @@ import argparse
 
 import pytest
 
-from axonn_ext.inputs.keys import Key
+from axonn_ext.spec.files.keys import Key
 from axonn_ext.terminal.arguments import type_of
 
 SEED = type_of(Key("seed", int, minimum=0, maximum=2**64 - 1))

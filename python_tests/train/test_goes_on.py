@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from axonn_ext.checkpoint.manifest import read_manifest
+from axonn_ext.checkpoint.reading import read_manifest
 from axonn_ext.data import Batch, PackedBatches, TrainingBatches
 from axonn_ext.train.metrics import read_metrics
 from trained_here import train_here

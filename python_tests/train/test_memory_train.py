@@ -77,7 +77,7 @@ def test_what_a_job_needs_is_what_its_ranks_hold(
     job = prepare(load_config(None, grid=grid, overrides=overrides), world_size=4)
     tokens = 4 * job.model.sequence_length  # of a micro-batch, 16 bytes each
     a_rank = 16 * (job.model.num_parameters() // parts + tokens // row_groups)
-    monkeypatch.setattr(memory._machine, "memory_bytes", lambda: 3 * a_rank + 32)
+    monkeypatch.setattr(memory.host, "memory_bytes", lambda: 3 * a_rank + 32)
     check_memory(job, ranks_here=3)
     with pytest.raises(UserError, match=r"needs at least .* this machine has"):
         check_memory(job, ranks_here=4)

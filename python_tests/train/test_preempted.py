@@ -14,7 +14,7 @@ import pytest
 
 from axonn_ext.checkpoint.files import find_problems
 from axonn_ext.checkpoint.folder import CheckpointFolder
-from axonn_ext.checkpoint.manifest import read_manifest
+from axonn_ext.checkpoint.reading import read_manifest
 from commands import wait_until, workers_of
 from kills import command, losses
 from limits import HANG_SECONDS

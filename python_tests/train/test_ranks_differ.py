@@ -19,11 +19,12 @@ import torch
 import torch.distributed as dist
 
 import axonn_ext
-from axonn_ext import meeting, settings
 from axonn_ext.data import Corpus, Examples
-from axonn_ext.inputs.keys import Key, keys_of
-from axonn_ext.launch import process
-from axonn_ext.launch.place import Process
+from axonn_ext.ranks import meeting
+from axonn_ext.ranks.launch import process
+from axonn_ext.ranks.launch.place import Process
+from axonn_ext.spec import settings
+from axonn_ext.spec.files.keys import Key, keys_of
 from axonn_ext.terminal.errors import UserError
 from axonn_ext.train.config import Config
 from axonn_ext.train.config_file import Override, load_config, toml_value

@@ -10,9 +10,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from axonn_ext.launch.place import Process
 from axonn_ext.models import ModelConfig
 from axonn_ext.models.plain import PlainTransformer
+from axonn_ext.ranks.launch.place import Process
 from axonn_ext.spec.family import FAMILIES, find_family
 from axonn_ext.terminal.errors import TrainingError, UserError
 from axonn_ext.train.compare import Pair, compare

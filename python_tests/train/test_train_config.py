@@ -13,8 +13,8 @@ import pytest
 import torch
 from torch.library import Library
 
-from axonn_ext import _library
-from axonn_ext.inputs.keys import keys_of
+from axonn_ext.kernels import extension
+from axonn_ext.spec.files.keys import keys_of
 from axonn_ext.spec.grid import GridShape
 from axonn_ext.spec.recompute import EXPECTED
 from axonn_ext.terminal.errors import UserError
@@ -267,7 +267,7 @@ def on_gpus(
     return []
 
 
-@pytest.mark.skipif(_library.cuda is not None, reason="the CUDA parts are built")
+@pytest.mark.skipif(extension.cuda is not None, reason="the CUDA parts are built")
 def test_fused_on_gpus_is_refused_in_the_words_of_the_op(monkeypatch: pytest.MonkeyPatch) -> None:
     """Found without a peer, and where there is no reason against it, it is taken."""
     bf16 = {"train__dtype": "bf16"}
@@ -290,7 +290,7 @@ def test_fused_on_gpus_is_refused_in_the_words_of_the_op(monkeypatch: pytest.Mon
         assert on_gpus(monkeypatch, parallel__algorithm="auto") == []
 
 
-@pytest.mark.skipif(_library.cuda is not None, reason="the CUDA parts are built")
+@pytest.mark.skipif(extension.cuda is not None, reason="the CUDA parts are built")
 @pytest.mark.parametrize("option", [{"communicators": "own"}, {"max_ctas": "4"}])
 def test_communicators_that_cannot_be_had_are_refused(
     monkeypatch: pytest.MonkeyPatch, option: dict[str, str]

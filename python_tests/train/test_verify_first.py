@@ -20,11 +20,12 @@ import torch.distributed as dist
 from torch.distributed import HashStore, PrefixStore, TCPStore
 
 import commands
-from axonn_ext import _library, settings, stamps
-from axonn_ext.launch.place import Process
-from axonn_ext.launch.process import once_per_host
-from axonn_ext.settings import worker_environment
-from axonn_ext.stamps import Stamp, Verdict
+from axonn_ext.kernels import extension, verified
+from axonn_ext.kernels.verified import Stamp, Verdict
+from axonn_ext.ranks.launch.place import Process
+from axonn_ext.ranks.launch.process import once_per_host
+from axonn_ext.spec import settings
+from axonn_ext.spec.settings import worker_environment
 from axonn_ext.train import kernels, run
 from axonn_ext.train.config_file import Override, load_config
 from limits import HANG_SECONDS
@@ -53,10 +54,10 @@ def take_part(folder: str, topic: str, *cases: str) -> dict[str, Any]:
         patch.setenv("AXONN_CACHE_DIR", str(caches[rank // 2]))
         kernels.verify_where_unknown(
             PrefixStore(topic, dist.distributed_c10d._get_default_store()), here,
-            is_unknown=lambda: stamps.find(settings.load().cache_dir, H100) is None,
+            is_unknown=lambda: verified.find(settings.load().cache_dir, H100) is None,
             say=said.append, command=verify_command(*cases),
         )  # fmt: skip
-        found = [stamps.find(cache, H100) for cache in caches]
+        found = [verified.find(cache, H100) for cache in caches]
     return {"said": said, "verdicts": [stamp and dict(stamp.verdicts) for stamp in found]}
 
 
@@ -73,7 +74,7 @@ def test_a_process_of_each_host_verifies_and_the_others_wait(pool, tmp_path: Pat
 
 
 def test_a_host_that_has_a_stamp_waits_for_one_that_has_none(pool, tmp_path: Path):
-    stamps.keep(tmp_path / "host0", Stamp(H100, RIGHT))
+    verified.keep(tmp_path / "host0", Stamp(H100, RIGHT))
     found = pool(4).run(take_part, str(tmp_path), "one", *ALL)
     assert [len(rank["said"]) for rank in found] == [0, 0, 1, 0]
     assert all(rank["verdicts"][1] is not None for rank in found)
@@ -131,7 +132,7 @@ RANK = """
 import sys
 from datetime import timedelta
 from torch.distributed import TCPStore
-from axonn_ext.launch.place import Process
+from axonn_ext.ranks.launch.place import Process
 from axonn_ext.terminal.errors import MeetingError
 from axonn_ext.train.kernels import verify_where_unknown
 port, rank, *command = sys.argv[1:]
@@ -250,12 +251,12 @@ def settle(folder: str, topic: str) -> tuple[str, list[str], int]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("AXONN_CACHE_DIR", folder)
         pretend_gpus(patch, [H100_NAME] * 2)
-        patch.setattr(_library, "stamp_keys", lambda: [H100])  # as verify_on_cpu.py keeps it
+        patch.setattr(extension, "stamp_keys", lambda: [H100])  # as verify_on_cpu.py keeps it
         line = kernels.settle_kernels(
             job(), store, here, say=said.append, command=verify_command(*ALL)
         )
-        ranks = _library.find_unlocked(settings.load()).fused_ranks
-    _library.configure(settings.load())
+        ranks = extension.find_unlocked(settings.load()).fused_ranks
+    extension.configure(settings.load())
     return line, said, ranks
 
 
@@ -287,10 +288,10 @@ def test_when_a_job_verifies(
 ):  # fmt: skip
     monkeypatch.setenv("AXONN_CACHE_DIR", str(tmp_path))
     if stamp is not None:
-        stamps.keep(tmp_path, stamp)
+        verified.keep(tmp_path, stamp)
     pretend_gpus(monkeypatch, [H100_NAME] * 2)
-    monkeypatch.setattr(_library, "stamp_keys", lambda: [H100])
-    monkeypatch.setattr(_library, "configure", lambda loaded, suggest_verify: None)
+    monkeypatch.setattr(extension, "stamp_keys", lambda: [H100])
+    monkeypatch.setattr(extension, "configure", lambda loaded, suggest_verify: None)
     said: list[str] = []
     kernels.settle_kernels(
         job(**changes), HashStore(), Process(), say=said.append,
@@ -302,7 +303,7 @@ def test_when_a_job_verifies(
 def test_without_a_folder_for_stamps_nothing_is_run(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("AXONN_CACHE_DIR", "")
     pretend_gpus(monkeypatch)
-    monkeypatch.setattr(_library, "configure", lambda loaded, suggest_verify: None)
+    monkeypatch.setattr(extension, "configure", lambda loaded, suggest_verify: None)
     said: list[str] = []
     line = kernels.settle_kernels(job(), HashStore(), Process(), say=said.append)
     assert said == [] and "AXONN_CACHE_DIR is empty" in line

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from axonn_ext.triton.tile_configs import (
+from axonn_ext.kernels.triton.tile_configs import (
     DTYPE_BYTES,
     GFX90A,
     GFX942,

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from torch.library import Library
 
-from axonn_ext.triton.tile_configs import TileConfig
+from axonn_ext.kernels.triton.tile_configs import TileConfig
 from triton_interpreter import Interpreter
 
 pytestmark = pytest.mark.triton
@@ -135,7 +135,7 @@ def test_a_tile_waits_for_the_chunk_in_which_it_ends(cases, arriving):
 
 def through_the_ops() -> list[str]:
     """What csrc/ops/cuda/triton_gemm.cpp calls, here for CPU tensors."""
-    register = importlib.import_module("axonn_ext.triton.register")
+    register = importlib.import_module("axonn_ext.kernels.triton.register")
     cases = importlib.import_module("triton_fused_cases")
     library = Library("axonn", "IMPL")
     register.register_fused(library, "CPU")

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from axonn_ext.triton.tile_configs import TileConfig
+from axonn_ext.kernels.triton.tile_configs import TileConfig
 from triton_interpreter import Interpreter
 
 pytestmark = pytest.mark.triton

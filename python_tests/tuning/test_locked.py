@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from axonn_ext import _library, locked, settings, stamps
-from axonn_ext.locked import find_locks
-from axonn_ext.stamps import Stamp, Verdict
+from axonn_ext.kernels import extension, locked, verified
+from axonn_ext.kernels.locked import find_locks
+from axonn_ext.kernels.verified import Stamp, Verdict
+from axonn_ext.spec import settings
 from pretend_gpus import H100_NAME, pretend_gpus
 from stamp_cases import RIGHT, WRONG
 
@@ -23,8 +24,8 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def keep(cache: Path, verdicts: dict[str, Verdict], *, complete: bool = True) -> None:
-    for key in _library.stamp_keys():
-        stamps.keep(cache, Stamp(key, verdicts, complete))
+    for key in extension.stamp_keys():
+        verified.keep(cache, Stamp(key, verdicts, complete))
 
 
 def lines(**asked: object) -> list[str]:
@@ -51,7 +52,7 @@ def test_what_is_right_has_no_lock(cache: Path, monkeypatch: pytest.MonkeyPatch)
     pretend_gpus(monkeypatch)
     keep(cache, RIGHT)
     assert find_locks() == {} and find_locks(sizes=(1, 1, 1)) == {}
-    assert _library.find_unlocked(settings.load()).fused_ranks == 4
+    assert extension.find_unlocked(settings.load()).fused_ranks == 4
 
 
 def test_where_kernels_are_tritons_there_is_no_fused_sm90(

@@ -22,9 +22,11 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.library import Library
 
-from axonn_ext import _library, nn, settings, tuning
-from axonn_ext.triton import register
-from axonn_ext.verify.products import laid_out
+from axonn_ext import nn
+from axonn_ext.bench.verify.products import laid_out
+from axonn_ext.kernels import extension, tuning
+from axonn_ext.kernels.triton import register
+from axonn_ext.spec import settings
 from grids import bound, relative_error
 from product_cases import CPU_VARIANTS, K, M, N, linear_and_input
 from tuning_cache import cache_in, edit, files
@@ -162,13 +164,13 @@ def test_a_kernel_is_one_more_way_with_its_version(tmp_path: Path):
 def test_kinds_that_the_settings_leave_out_are_not_used(tmp_path: Path):
     loaded = settings.load()
     with kernels(good=exact), cache_in(""):
-        _library.configure(dataclasses.replace(loaded, product_kernels=("cublaslt",)))
+        extension.configure(dataclasses.replace(loaded, product_kernels=("cublaslt",)))
         choice = tuning.tune_product(*operands(), product_pass="forward")
         assert choice is not None and tuple(choice.median_us) == CPU_VARIANTS
         with pytest.raises(NotImplementedError, match="not used here"):
             torch.ops.axonn._tuned_mm(torch.ones(4, 4), torch.ones(4, 4), None, "triton_good")
         with pytest.raises(ValueError, match="expected cublaslt, triton or fused_sm90, got 'all'"):
-            _library.configure(dataclasses.replace(loaded, product_kernels=("all",)))
+            extension.configure(dataclasses.replace(loaded, product_kernels=("all",)))
 
 
 def test_a_kernel_that_cannot_say_what_it_offers_is_left_out(capfd: pytest.CaptureFixture[str]):
@@ -294,7 +296,7 @@ def test_triton_is_there_for_gpus_alone():
 
 def triton_products() -> list[str]:
     """The Triton matmul as the C++ side sees it; what is wrong with it."""
-    products = importlib.import_module("axonn_ext.triton.products")
+    products = importlib.import_module("axonn_ext.kernels.triton.products")
     library = Library("axonn", "IMPL")
     register.register_products(library, "CPU")
     mm, problems = torch.ops.axonn._tuned_mm, []

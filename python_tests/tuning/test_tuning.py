@@ -13,7 +13,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from axonn_ext import GridShape, _library, nn, ops, settings, tuning, warm_up
+from axonn_ext import GridShape, nn, ops, warm_up
+from axonn_ext.kernels import extension, tuning
+from axonn_ext.spec import settings
 from grids import grid_of
 from tuning_cache import cache_in, edit, files
 from worker_pool import WorkerPool
@@ -173,9 +175,9 @@ def test_ranks_agree_whichever_enter_warm_ups(pool, tmp_path: Path):
 
 def fused_bytes(directories: list[Path]) -> tuple[list[Report], int]:
     with cache_in(directories[dist.get_rank()]):
-        before = _library.symmetric_memory_bytes_in_use()
+        before = extension.symmetric_memory_bytes_in_use()
         call()
-        return reports(), _library.symmetric_memory_bytes_in_use() - before
+        return reports(), extension.symmetric_memory_bytes_in_use() - before
 
 
 def measure_in(directory: Path) -> None:

@@ -11,9 +11,10 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from axonn_ext import _library, _machine, settings, stamps
 from axonn_ext.cli import verify as command
-from axonn_ext.stamps import Key, Stamp, Verdict
+from axonn_ext.kernels import extension, host, verified
+from axonn_ext.kernels.verified import Key, Stamp, Verdict
+from axonn_ext.spec import settings
 from stamp_cases import H100, RIGHT, WRONG, measured_products
 
 # --- Stamps ---------------------------------------------------------------------------------------
@@ -21,15 +22,15 @@ from stamp_cases import H100, RIGHT, WRONG, measured_products
 
 def test_a_stamp_is_found_by_its_key_alone(tmp_path: Path):
     stamp = Stamp(H100, {"fused": Verdict(ranks=8), "fused_sm90": WRONG})
-    assert not stamps.any_kept(str(tmp_path)) and not stamps.any_kept("")
-    path = stamps.keep(tmp_path, stamp)
-    assert stamps.any_kept(str(tmp_path))
-    assert path == stamps.path_of(tmp_path, H100)
-    assert stamps.find(tmp_path, H100) == stamp
+    assert not verified.any_kept(str(tmp_path)) and not verified.any_kept("")
+    path = verified.keep(tmp_path, stamp)
+    assert verified.any_kept(str(tmp_path))
+    assert path == verified.path_of(tmp_path, H100)
+    assert verified.find(tmp_path, H100) == stamp
     for name in (field.name for field in dataclasses.fields(Key)):
-        assert stamps.find(tmp_path, dataclasses.replace(H100, **{name: "another"})) is None
-    stamps.keep(tmp_path, Stamp(H100, RIGHT, complete=False))
-    assert stamps.find(tmp_path, H100) == Stamp(H100, RIGHT, complete=False)
+        assert verified.find(tmp_path, dataclasses.replace(H100, **{name: "another"})) is None
+    verified.keep(tmp_path, Stamp(H100, RIGHT, complete=False))
+    assert verified.find(tmp_path, H100) == Stamp(H100, RIGHT, complete=False)
     assert [file.name for file in path.parent.iterdir()] == [path.name]
 
 
@@ -39,12 +40,12 @@ def test_another_run_changes_what_it_has_looked_at():
     failed = Verdict(reasons=groups_of)
 
     def fused(old: Verdict, new: Verdict, *passed: str) -> Verdict:
-        return stamps.merged({"fused": old}, {"fused": new}, passed=passed)["fused"]
+        return verified.merged({"fused": old}, {"fused": new}, passed=passed)["fused"]
 
     old = {"fused": all_right, "triton": WRONG}
-    assert stamps.merged(old, {}, passed=["triton: products"]) == old
-    assert stamps.merged(old, {"cublaslt": one_gpu}, passed=[]) == old | {"cublaslt": one_gpu}
-    assert stamps.merged({}, old, passed=[]) == old
+    assert verified.merged(old, {}, passed=["triton: products"]) == old
+    assert verified.merged(old, {"cublaslt": one_gpu}, passed=[]) == old | {"cublaslt": one_gpu}
+    assert verified.merged({}, old, passed=[]) == old
     assert fused(all_right, one_gpu) == all_right and fused(one_gpu, all_right) == all_right
     assert fused(all_right, failed) == failed
     # What has failed between GPUs is as wrong when fewer have passed.
@@ -58,7 +59,7 @@ def test_another_run_changes_what_it_has_looked_at():
 
 
 def test_the_format_is_what_the_documents_say(tmp_path: Path):
-    document = json.loads(stamps.keep(tmp_path, Stamp(H100, {"fused": WRONG})).read_text())
+    document = json.loads(verified.keep(tmp_path, Stamp(H100, {"fused": WRONG})).read_text())
     assert document == {
         "format": 1,
         "key": dataclasses.asdict(H100),
@@ -68,8 +69,8 @@ def test_the_format_is_what_the_documents_say(tmp_path: Path):
 
 
 def test_a_damaged_stamp_counts_as_none(tmp_path: Path):
-    text = stamps.encode(Stamp(H100, RIGHT))
-    path = stamps.keep(tmp_path, Stamp(H100, RIGHT))
+    text = verified.encode(Stamp(H100, RIGHT))
+    path = verified.keep(tmp_path, Stamp(H100, RIGHT))
     document = json.loads(text)
     damaged = [
         text[: len(text) // 2],
@@ -94,43 +95,43 @@ def test_a_damaged_stamp_counts_as_none(tmp_path: Path):
     for one in damaged:
         assert one != text
         path.write_text(one, encoding="latin-1")
-        assert stamps.find(tmp_path, H100) is None, one[:80]
+        assert verified.find(tmp_path, H100) is None, one[:80]
     path.write_text(text)
-    assert stamps.find(tmp_path, H100) is not None
+    assert verified.find(tmp_path, H100) is not None
     path.unlink()
     path.mkdir()
-    assert stamps.find(tmp_path, H100) is None
+    assert verified.find(tmp_path, H100) is None
 
 
 # --- What they unlock -----------------------------------------------------------------------------
 
 
 def test_without_a_gpu_nothing_is_unlocked_or_suggested():
-    found = stamps.unlocked(None, [])
+    found = verified.unlocked(None, [])
     assert found.product_kernels == ("cublaslt", "triton")
     assert (found.fused_ranks, found.unverified, found.suggest_verify) == (0, (), False)
 
 
 def test_without_a_stamp_it_is_suggested():
-    found = stamps.unlocked(None, [None])
+    found = verified.unlocked(None, [None])
     assert found.product_kernels == ("cublaslt", "triton")
     assert (found.fused_ranks, found.unverified) == (0, ("fused_sm90",))
     assert found.suggest_verify
 
 
 def test_a_stamp_unlocks_what_it_says_is_right():
-    found = stamps.unlocked(None, [Stamp(H100, RIGHT)])
+    found = verified.unlocked(None, [Stamp(H100, RIGHT)])
     assert found.product_kernels == ("cublaslt", "triton", "fused_sm90")
     assert (found.fused_ranks, found.unverified, found.suggest_verify) == (4, (), False)
-    assert stamps.unlocked(("triton",), [Stamp(H100, RIGHT)]).product_kernels == ("triton",)
-    assert stamps.unlocked((), [Stamp(H100, RIGHT)]).product_kernels == ()
+    assert verified.unlocked(("triton",), [Stamp(H100, RIGHT)]).product_kernels == ("triton",)
+    assert verified.unlocked((), [Stamp(H100, RIGHT)]).product_kernels == ()
 
 
-@pytest.mark.parametrize("failed", stamps.KERNELS)
+@pytest.mark.parametrize("failed", verified.KERNELS)
 def test_what_has_failed_is_locked_out_alone(failed: str):
     stamp = Stamp(H100, RIGHT | {failed: WRONG})
     for asked in (None, settings.PRODUCT_KERNELS):
-        found = stamps.unlocked(asked, [stamp])
+        found = verified.unlocked(asked, [stamp])
         expected = tuple(name for name in settings.PRODUCT_KERNELS if name != failed)
         assert found.product_kernels == expected
         assert found.fused_ranks == (0 if failed == "fused" else 4)
@@ -140,9 +141,9 @@ def test_what_has_failed_is_locked_out_alone(failed: str):
 def test_every_model_of_gpu_must_have_passed():
     other = dataclasses.replace(H100, gpu="NVIDIA H200")
     two_ranks = Stamp(other, RIGHT | {"fused": Verdict(ranks=2)})
-    assert stamps.unlocked(None, [Stamp(H100, RIGHT), two_ranks]).fused_ranks == 2
+    assert verified.unlocked(None, [Stamp(H100, RIGHT), two_ranks]).fused_ranks == 2
     for second in (None, Stamp(other, {}), Stamp(other, {"fused": WRONG, "fused_sm90": WRONG})):
-        found = stamps.unlocked(None, [Stamp(H100, RIGHT), second])
+        found = verified.unlocked(None, [Stamp(H100, RIGHT), second])
         assert found.fused_ranks == 0
         assert found.product_kernels == ("cublaslt", "triton")
 
@@ -161,15 +162,15 @@ def fake_driver(folder: Path, models: list[str]) -> Path:
 
 def test_the_driver_tells_models_and_its_version(tmp_path: Path):
     folder = fake_driver(tmp_path, ["NVIDIA H200", "NVIDIA H100 80GB HBM3", "NVIDIA H200"])
-    assert _machine.nvidia_gpus(folder) == ["NVIDIA H100 80GB HBM3", "NVIDIA H200"]
-    assert _machine.nvidia_driver(folder) == "580.65.06"
+    assert host.nvidia_gpus(folder) == ["NVIDIA H100 80GB HBM3", "NVIDIA H200"]
+    assert host.nvidia_driver(folder) == "580.65.06"
     text = (
         "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.104.05  Sat Aug 19 01:15:15 UTC 2023\n"
     )
     (folder / "version").write_text(text)
-    assert _machine.nvidia_driver(folder) == "535.104.05"
-    assert _machine.nvidia_gpus(tmp_path / "none") == []
-    assert _machine.nvidia_driver(tmp_path / "none") == ""
+    assert host.nvidia_driver(folder) == "535.104.05"
+    assert host.nvidia_gpus(tmp_path / "none") == []
+    assert host.nvidia_driver(tmp_path / "none") == ""
 
 
 def test_amd_gpus_are_told_apart(tmp_path: Path):
@@ -179,8 +180,8 @@ def test_amd_gpus_are_told_apart(tmp_path: Path):
         (tmp_path / str(number)).mkdir()
         text = f"cpu_cores_count 0\nsimd_count 1216\ngfx_target_version {version}\nvendor_id 4098\n"
         (tmp_path / str(number) / "properties").write_text(text)
-    assert _machine.amd_gpus(tmp_path) == ["AMD gfx90a, 1216 SIMDs", "AMD gfx942, 1216 SIMDs"]
-    assert _machine.amd_gpus(tmp_path / "none") == []
+    assert host.amd_gpus(tmp_path) == ["AMD gfx90a, 1216 SIMDs", "AMD gfx942, 1216 SIMDs"]
+    assert host.amd_gpus(tmp_path / "none") == []
 
 
 def test_the_settings_find_the_stamps_of_this_machine(
@@ -188,17 +189,17 @@ def test_the_settings_find_the_stamps_of_this_machine(
 ):
     """On a machine that seems to have a GPU."""
     loaded = dataclasses.replace(settings.load(), cache_dir=str(tmp_path))
-    assert not _library.find_unlocked(loaded).suggest_verify
-    monkeypatch.setattr(_machine, "runs_cuda", lambda: True)
-    monkeypatch.setattr(_machine, "nvidia_gpus", lambda: ["NVIDIA H200"])
-    monkeypatch.setattr(_machine, "nvidia_driver", lambda: "580.65.06")
-    assert _library.find_unlocked(loaded).suggest_verify
-    [key] = _library.stamp_keys()
+    assert not extension.find_unlocked(loaded).suggest_verify
+    monkeypatch.setattr(host, "runs_cuda", lambda: True)
+    monkeypatch.setattr(host, "nvidia_gpus", lambda: ["NVIDIA H200"])
+    monkeypatch.setattr(host, "nvidia_driver", lambda: "580.65.06")
+    assert extension.find_unlocked(loaded).suggest_verify
+    [key] = extension.stamp_keys()
     assert (key.gpu, key.driver, key.torch) == ("NVIDIA H200", "580.65.06", torch.__version__)
-    stamps.keep(tmp_path, Stamp(dataclasses.replace(key, driver="570.1"), RIGHT))
-    assert _library.find_unlocked(loaded).fused_ranks == 0
-    stamps.keep(tmp_path, Stamp(key, RIGHT))
-    assert _library.find_unlocked(loaded).fused_ranks == 4
+    verified.keep(tmp_path, Stamp(dataclasses.replace(key, driver="570.1"), RIGHT))
+    assert extension.find_unlocked(loaded).fused_ranks == 0
+    verified.keep(tmp_path, Stamp(key, RIGHT))
+    assert extension.find_unlocked(loaded).fused_ranks == 4
     assert command.key_of("NVIDIA H200") == key
 
 
@@ -222,7 +223,7 @@ def test_candidates_on_gpus(
     verified_ranks: int, num_ranks: int, is_supported: bool, names: list[str]
 ):
     """Nothing is a default there that was not measured."""
-    found = _library.algorithm_candidates(
+    found = extension.algorithm_candidates(
         is_cpu=False, shares_memory=False, is_supported=is_supported, num_ranks=num_ranks,
         verified_ranks=verified_ranks,
     )  # fmt: skip
@@ -231,7 +232,7 @@ def test_candidates_on_gpus(
 
 def test_candidates_on_cpus_do_not_depend_on_gpus():
     for shares, ranks in itertools.product((True, False), (0, 8)):
-        found = _library.algorithm_candidates(
+        found = extension.algorithm_candidates(
             is_cpu=True, shares_memory=shares, is_supported=False, num_ranks=2, verified_ranks=ranks
         )
         assert found == ((ALL, "fused") if shares else (ALL[1:], "sequential"))
@@ -241,7 +242,7 @@ def words(by_rank: list[list[str]]) -> list[bool]:
     group = dist.group.WORLD
     assert group is not None
     return [
-        _library.all_say_the_same(group.group_name, key=f"{by_rank}/{turn}", word=word)
+        extension.all_say_the_same(group.group_name, key=f"{by_rank}/{turn}", word=word)
         for turn, word in enumerate(by_rank[dist.get_rank()])
     ]
 

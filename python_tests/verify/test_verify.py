@@ -16,16 +16,16 @@ import pytest
 import torch
 
 import commands
-from axonn_ext import stamps
+from axonn_ext.bench.verify import groups, run, virtual
+from axonn_ext.bench.verify.groups import Group
+from axonn_ext.bench.verify.run import FAILED, NOT_RUN, PASSED, Outcome
+from axonn_ext.bench.verify.worker import NOT_RUN_STATUS, Task
 from axonn_ext.cli import main
 from axonn_ext.cli import verify as command
-from axonn_ext.settings import worker_environment
-from axonn_ext.stamps import Stamp, Verdict
+from axonn_ext.kernels import verified
+from axonn_ext.kernels.verified import Stamp, Verdict
+from axonn_ext.spec.settings import worker_environment
 from axonn_ext.terminal.errors import UserError
-from axonn_ext.verify import groups, run, virtual
-from axonn_ext.verify.groups import Group
-from axonn_ext.verify.run import FAILED, NOT_RUN, PASSED, Outcome
-from axonn_ext.verify.worker import NOT_RUN_STATUS, Task
 from limits import HANG_SECONDS
 from stamp_cases import H100, WRONG
 
@@ -43,8 +43,8 @@ HANG = f"""
 import faulthandler, sys
 faulthandler.dump_traceback_later({HANG_SECONDS / 2}, exit=True)
 from axonn_ext.terminal.errors import TrainingError
-from axonn_ext.verify import run
-from axonn_ext.verify.groups import Group
+from axonn_ext.bench.verify import run
+from axonn_ext.bench.verify.groups import Group
 try:
     list(run.run_groups([Group("hangs", "fused", "verify_targets:hangs")], device="cpu"))
 except TrainingError as error:
@@ -130,7 +130,7 @@ def test_ranks_that_do_not_meet_are_no_wrong_kernel(
     monkeypatch.setenv("AXONN_TIMEOUT_SECONDS", "1")
     store, result = str(tmp_path / "store"), tmp_path / "result.json"
     task = Task("verify_targets:passes", 0, 2, store, "cpu", str(result), os.getpid())
-    program = [sys.executable, "-m", "axonn_ext.verify.worker", json.dumps(vars(task))]
+    program = [sys.executable, "-m", "axonn_ext.bench.verify.worker", json.dumps(vars(task))]
     done = subprocess.run(program, env=worker_environment(), check=False, timeout=HANG_SECONDS)
     assert done.returncode == NOT_RUN_STATUS
     assert json.loads(result.read_text())["unsupported"].startswith("rank 0 cannot start: ")
@@ -214,7 +214,7 @@ def test_groups_for_the_gpus_that_there_are():
     for num_gpus, worlds in ((1, {1}), (2, {1, 2}), (3, {1, 2}), (4, {1, 2, 4}), (16, {1, 2, 8})):
         found = groups.groups(num_gpus)
         assert {g.gpus for g in found} == worlds
-        assert {g.kernel for g in found} == set(stamps.KERNELS)
+        assert {g.kernel for g in found} == set(verified.KERNELS)
         assert len({g.name for g in found}) == len(found)
         for g in found:
             module, _, function = g.target.partition(":")
@@ -227,7 +227,7 @@ def test_kernels_that_triton_compiles_get_the_time_for_it(monkeypatch: pytest.Mo
     assert not any(g.compile_seconds for g in plain)
     monkeypatch.setattr(groups, "gemm_source", lambda: "triton")
     for before, now in zip(plain, groups.groups(2), strict=True):
-        more = groups.TRITON_SECONDS if now.kernel == stamps.FUSED else 0.0
+        more = groups.TRITON_SECONDS if now.kernel == verified.FUSED else 0.0
         assert now == dataclasses.replace(
             before, seconds=before.seconds + more, compile_seconds=more
         )
@@ -239,7 +239,7 @@ def test_kernels_that_triton_compiles_get_the_time_for_it(monkeypatch: pytest.Mo
 SUGGEST = """
 import sys
 from pytest import MonkeyPatch
-from axonn_ext.stamps import Stamp
+from axonn_ext.kernels.verified import Stamp
 from stamp_cases import H100, RIGHT, WRONG, measured_products
 for stamp in (Stamp(H100, RIGHT), Stamp(H100, RIGHT | {"fused_sm90": WRONG})):
     measured_products(MonkeyPatch(), stamp)
@@ -319,12 +319,12 @@ def test_what_it_leaves(
     ]
     file = tmp_path / "found.json"
     assert run_command(monkeypatch, outcomes, tmp_path / "cache", file) == 1
-    stamp = stamps.find(tmp_path / "cache", H100)
+    stamp = verified.find(tmp_path / "cache", H100)
     assert stamp is not None and stamp.verdicts["fused"] == Verdict(ranks=4)
     assert stamp.verdicts["triton"].reasons == {"triton: products": "wrong"}
     document = json.loads(file.read_text())
     assert document["key"] == dataclasses.asdict(H100)
-    assert document["stamp"] == str(stamps.path_of(tmp_path / "cache", H100))
+    assert document["stamp"] == str(verified.path_of(tmp_path / "cache", H100))
     assert {g["group"]["name"] for g in document["groups"]} == {o.group.name for o in outcomes}
     printed = capsys.readouterr().out
     assert "triton: products" in printed and 'triton: FAILED; "auto" does not use it' in printed
@@ -332,7 +332,7 @@ def test_what_it_leaves(
 
     outcomes = [dataclasses.replace(o, status=PASSED) for o in outcomes]
     assert run_command(monkeypatch, outcomes, tmp_path / "cache", file) == 0
-    stamp = stamps.find(tmp_path / "cache", H100)
+    stamp = verified.find(tmp_path / "cache", H100)
     assert stamp is not None and all(v.passed for v in stamp.verdicts.values())
 
 
@@ -340,11 +340,11 @@ def test_what_an_earlier_run_has_found_is_kept(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
     """On one of the GPUs, with too little time for triton."""
-    stamps.keep(tmp_path, Stamp(H100, {"fused": Verdict(ranks=8), "triton": WRONG}))
+    verified.keep(tmp_path, Stamp(H100, {"fused": Verdict(ranks=8), "triton": WRONG}))
     monkeypatch.setenv("AXONN_PRODUCT_KERNELS", "triton")
     outcomes = [Outcome(g, PASSED if g.kernel != "triton" else NOT_RUN) for g in groups.groups(1)]
     assert run_command(monkeypatch, outcomes, tmp_path, tmp_path / "found.json") == 0
-    stamp = stamps.find(tmp_path, H100)
+    stamp = verified.find(tmp_path, H100)
     assert stamp is not None and stamp.verdicts["triton"] == WRONG
     assert stamp.verdicts["fused"] == Verdict(ranks=8)
     printed = capsys.readouterr().out

@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 
 import commands
-from axonn_ext import stamps
+from axonn_ext.bench.verify import groups
+from axonn_ext.bench.verify.record import Record
+from axonn_ext.bench.verify.run import FAILED, NOT_RUN, PASSED, Outcome
 from axonn_ext.cli import verify as command
-from axonn_ext.stamps import Stamp, Verdict
+from axonn_ext.kernels import verified
+from axonn_ext.kernels.verified import Stamp, Verdict
 from axonn_ext.terminal.errors import UserError
-from axonn_ext.verify import groups
-from axonn_ext.verify.record import Record
-from axonn_ext.verify.run import FAILED, NOT_RUN, PASSED, Outcome
 from stamp_cases import H100
 from verify_on_cpu import verify_command
 
@@ -36,10 +36,10 @@ def test_no_part_of_a_run_unlocks_what_it_did_not_check(num_gpus: int):
         for group in ran:
             record.add(Outcome(group, PASSED))
         missing = [group for group in all_groups if group not in ran]
-        whole = set(stamps.KERNELS) - {group.kernel for group in missing if group.gpus == 1}
+        whole = set(verified.KERNELS) - {group.kernel for group in missing if group.gpus == 1}
         assert set(record.verdicts) == {group.kernel for group in ran} & whole
         if "fused" in record.verdicts:
-            found = stamps.unlocked(None, [Stamp(H100, record.verdicts)])
+            found = verified.unlocked(None, [Stamp(H100, record.verdicts)])
             apart = any(group.gpus > 1 for group in missing)
             assert found.fused_ranks == (1 if apart else num_gpus)
 
@@ -53,14 +53,14 @@ def test_a_stamp_is_complete_after_a_whole_run(tmp_path: Path, monkeypatch: pyte
         for group in all_groups:
             if group.name.startswith(names):
                 record.add(Outcome(group, status, "wrong" if status == FAILED else ""))
-        return stamps.find(tmp_path, H100)
+        return verified.find(tmp_path, H100)
 
     assert keep(("fused: gathers",), PASSED) is None, "there is nothing to tell"
     assert keep(("fused: gathers",), FAILED) == Stamp(
         H100, {"fused": Verdict(reasons={"fused: gathers, virtual ranks": "wrong"})}, False
     )
     # It was wrong, and not all of it is known to be right.
-    assert keep(("fused: gathers", "fused: sums"), PASSED) == stamps.find(tmp_path, H100)
+    assert keep(("fused: gathers", "fused: sums"), PASSED) == verified.find(tmp_path, H100)
     stamp = keep(("fused_sm90",), PASSED)
     assert stamp is not None and stamp.verdicts["fused_sm90"].passed and not stamp.complete
     assert not stamp.verdicts["fused"].passed
@@ -77,7 +77,7 @@ def test_a_run_without_results_is_complete_too(tmp_path: Path, monkeypatch: pyte
     record = Record(H100, groups.groups(1))
     for group in groups.groups(1):
         record.add(Outcome(group, NOT_RUN))
-    assert stamps.find(tmp_path, H100) == Stamp(H100, {}, complete=True)
+    assert verified.find(tmp_path, H100) == Stamp(H100, {}, complete=True)
 
 
 def test_only_chooses_groups_by_how_their_names_begin():
@@ -118,7 +118,7 @@ def test_a_run_of_a_few_groups_keeps_what_they_tell(
     document = json.loads(file.read_text())
     assert [found["status"] for found in document["groups"]] == [PASSED, PASSED]
     assert set(document["kernels"]) == {"fused_sm90"}
-    assert stamps.find(tmp_path, H100) == Stamp(H100, {"fused_sm90": Verdict()}, complete=False)
+    assert verified.find(tmp_path, H100) == Stamp(H100, {"fused_sm90": Verdict()}, complete=False)
 
 
 def test_a_run_that_is_killed_has_left_what_it_knew(
@@ -140,9 +140,9 @@ def test_a_run_that_is_killed_has_left_what_it_knew(
     document = json.loads(file.read_text())
     assert [found["status"] for found in document["groups"]] == [PASSED, PASSED]
     assert set(document["kernels"]) == {"fused_sm90"}
-    stamp = stamps.find(tmp_path, H100)
+    stamp = verified.find(tmp_path, H100)
     assert stamp is not None and not stamp.complete
-    assert document["stamp"] == str(stamps.path_of(tmp_path, H100))
+    assert document["stamp"] == str(verified.path_of(tmp_path, H100))
     assert stamp.verdicts == {"fused_sm90": Verdict()}
     lines = printed.read_text().splitlines()
     assert [line.split(":")[0] for line in lines[1:]] == ["fused_sm90", "fused"]

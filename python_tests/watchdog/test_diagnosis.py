@@ -9,9 +9,9 @@ from types import SimpleNamespace
 import pytest
 
 from axonn_ext.overlap.watch import GROUP_PREFIX
-from axonn_ext.watchdog import report as report_module
-from axonn_ext.watchdog.diagnosis import diagnose
-from axonn_ext.watchdog.report import Progress, Report, Waiting
+from axonn_ext.train.watchdog import report as report_module
+from axonn_ext.train.watchdog.diagnosis import diagnose
+from axonn_ext.train.watchdog.report import Progress, Report, Waiting
 
 X = ("x", "axis x", (0, 1, 2, 3))
 

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from torch.distributed import HashStore
 
-from axonn_ext.launch.bell import Bell
-from axonn_ext.launch.place import Process
-from axonn_ext.watchdog.watchdog import Times, Watchdog
+from axonn_ext.ranks.launch.bell import Bell
+from axonn_ext.ranks.launch.place import Process
+from axonn_ext.train.watchdog.watchdog import Times, Watchdog
 from commands import wait_until
 from threads import together
 

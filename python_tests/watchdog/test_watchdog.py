@@ -18,20 +18,21 @@ import torch
 import torch.distributed as dist
 from torch.distributed import HashStore
 
-from axonn_ext import _C, GridShape, collectives, ops
-from axonn_ext.launch.bell import Bell
-from axonn_ext.launch.place import Process
-from axonn_ext.launch.signals import SignalListener
+from axonn_ext import _C, GridShape, ops
 from axonn_ext.overlap.host_lane import HostLane
 from axonn_ext.overlap.watch import Watch
-from axonn_ext.watchdog.summary import (
+from axonn_ext.ranks import collectives
+from axonn_ext.ranks.launch.bell import Bell
+from axonn_ext.ranks.launch.place import Process
+from axonn_ext.ranks.launch.signals import SignalListener
+from axonn_ext.train.watchdog.summary import (
     HANGS,
     SIGNAL,
     SUMMARY_FILE,
     reason_for_failure,
     summaries,
 )
-from axonn_ext.watchdog.watchdog import Times, Watchdog
+from axonn_ext.train.watchdog.watchdog import Times, Watchdog
 from commands import environment, wait_until, workers_of
 from grids import grid_of
 from kills import command, losses

@@ -15,8 +15,8 @@ from axonn_ext.bench.pipeline.report import plot_rows, print_rows
 from axonn_ext.bench.pipeline.results import Row, lines_of
 from axonn_ext.bench.results import content_of
 from axonn_ext.calibrate.this_machine import describe_machine
-from axonn_ext.launch import process
-from axonn_ext.launch.place import Process
+from axonn_ext.ranks.launch import process
+from axonn_ext.ranks.launch.place import Process
 from axonn_ext.spec.grid import GridShape
 from axonn_ext.terminal.arguments import number, whole
 from axonn_ext.terminal.console import Console, say

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from axonn_ext.inputs.keys import keys_of
+from axonn_ext.spec.files.keys import keys_of
 from axonn_ext.spec.grid import GridShape
 from axonn_ext.spec.pipeline import check_sizes
 from axonn_ext.spec.pipeline_options import PipelineOptions

@@ -30,7 +30,7 @@ from axonn_ext.bench.pipeline.systems import (
     make_linear,
     own_layers,
 )
-from axonn_ext.grid import Grid
+from axonn_ext.ranks.grid import Grid
 
 
 def build_torch(spec: CaseSpec, plan: Plan, grid: Grid) -> System:

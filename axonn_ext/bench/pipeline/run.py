@@ -20,8 +20,8 @@ from axonn_ext.bench.pipeline.systems import (
     serial_gradients,
 )
 from axonn_ext.calibrate.measure import Ranks, garbage_collected_by_hand, span, turns
-from axonn_ext.grid import Grid
-from axonn_ext.rank_values import of_all_ranks
+from axonn_ext.ranks.grid import Grid
+from axonn_ext.ranks.rank_values import of_all_ranks
 
 
 @dataclass

@@ -17,10 +17,10 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from axonn_ext.bench.pipeline.plan import FEATURES, LAYERS_PER_STAGE, ROWS, CaseSpec, Plan
-from axonn_ext.grid import Grid
 from axonn_ext.nn import Linear
 from axonn_ext.pipeline import Pipeline
 from axonn_ext.pipeline.engine import TaskRun
+from axonn_ext.ranks.grid import Grid
 from axonn_ext.spec.pipeline import Task
 from axonn_ext.spec.pipeline_simulator import StageTimes
 

@@ -29,8 +29,8 @@ from axonn_ext.bench.train.plan import (
     Workload,
 )
 from axonn_ext.calibrate.this_machine import check_device, describe_machine, num_cores
-from axonn_ext.launch import process
-from axonn_ext.launch.place import Process
+from axonn_ext.ranks.launch import process
+from axonn_ext.ranks.launch.place import Process
 from axonn_ext.spec.grid import GridShape
 from axonn_ext.spec.model import ModelConfig
 from axonn_ext.spec.parallel import ParallelConfig

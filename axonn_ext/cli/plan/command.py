@@ -10,11 +10,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from axonn_ext import settings
 from axonn_ext.cli.plan import beside, explain, like, output, report, sensitivity, study, sweep
 from axonn_ext.cli.plan.budget import Budget
 from axonn_ext.cli.plan.request import AUTO, make_request
-from axonn_ext.inputs.errors import InputError
 from axonn_ext.planner.estimate import Estimate
 from axonn_ext.planner.job import WIDTHS
 from axonn_ext.planner.machines.machine import machine_names
@@ -23,6 +21,8 @@ from axonn_ext.planner.search.fastest import Plan, plan
 from axonn_ext.planner.search.peers import PEERS
 from axonn_ext.planner.search.request import Request
 from axonn_ext.planner.search.sensitivity import variants
+from axonn_ext.spec import settings
+from axonn_ext.spec.files.errors import InputError
 from axonn_ext.spec.optimizer import OFFLOADS, ZERO_STAGES
 from axonn_ext.spec.parallel import LAYOUTS, Overlap
 from axonn_ext.spec.pipeline import SCHEDULES

@@ -12,8 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 from axonn_ext.cli.plan.budget import Budget
 from axonn_ext.cli.plan.cells import duration, gigabytes
-from axonn_ext.inputs.files import is_file
-from axonn_ext.inputs.keys import keys_of
 from axonn_ext.planner.estimate import Estimate
 from axonn_ext.planner.job import Job, Options
 from axonn_ext.planner.machines.machine import Machine
@@ -22,6 +20,8 @@ from axonn_ext.planner.search.request import Request
 from axonn_ext.planner.simulation.events import Timeline
 from axonn_ext.planner.step.volumes import most_bytes_by_axis
 from axonn_ext.planner.uncertainty import step_range
+from axonn_ext.spec.files.files import is_file
+from axonn_ext.spec.files.keys import keys_of
 from axonn_ext.spec.grid import COMMUNICATING
 from axonn_ext.spec.parallel import ParallelConfig
 from axonn_ext.spec.stages import Stages

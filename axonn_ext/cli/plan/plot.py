@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 from axonn_ext.cli.plan.cells import duration, micro_batches, options
 from axonn_ext.cli.plan.report import describe
-from axonn_ext.cli.plan.sweep import SERIES
 from axonn_ext.planner.estimate import Estimate
 from axonn_ext.planner.machines.machine import Machine
 from axonn_ext.planner.published.retold import Told, range_of_network, share_of_peak
@@ -167,7 +166,7 @@ def plot_sweep(
     peak = figure.add_axes((0.58, 0.13, 0.38, 0.66))
     numbers = [number for number, _ in points]
     speeds, unit = [e.tokens_per_s for _, e in points], "tokens/s"
-    if kind == SERIES:
+    if kind == "series":
         speeds, unit = [_flops(e, machine) / 1e15 for _, e in points], "model Pflop/s"
     if kind not in ("seq", "batch"):
         linear = [speeds[0] / numbers[0] * n for n in numbers]

@@ -6,12 +6,12 @@ import argparse
 
 from axonn_ext.calibrate.find_machine import find_machine
 from axonn_ext.cli.plan import cells
-from axonn_ext.inputs.errors import InputError
 from axonn_ext.planner.machines.machine import Machine
 from axonn_ext.planner.search.axes import AxisRules
 from axonn_ext.planner.search.optimizers import optimizers_of, tried_offloads, tried_zeros
 from axonn_ext.planner.search.remedies import smallest_that_fits
 from axonn_ext.planner.search.request import PIPELINES, Request
+from axonn_ext.spec.files.errors import InputError
 from axonn_ext.spec.model_files import load_model, load_optimizer
 from axonn_ext.spec.optimizer import OptimizerOptions
 from axonn_ext.spec.parallel import LAYOUTS

@@ -9,10 +9,10 @@ from rich.console import Console
 
 from axonn_ext.cli.plan import files, report, study_tables
 from axonn_ext.cli.plan.budget import Budget
-from axonn_ext.inputs.errors import InputError
 from axonn_ext.planner.published.retold import Line, Told, lines_of, retell
 from axonn_ext.planner.published.runs import held_out_error
 from axonn_ext.planner.published.study import Study, load_study, study_names
+from axonn_ext.spec.files.errors import InputError
 from axonn_ext.terminal.console import plain_table, print_table, say
 from axonn_ext.terminal.errors import UserError
 from axonn_ext.terminal.files import writing

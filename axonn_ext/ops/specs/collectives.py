@@ -1,4 +1,4 @@
-"""The specs of the collectives of axonn_ext.collectives."""
+"""The specs of the collectives of axonn_ext.ranks.collectives."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from axonn_ext.inputs.tables import Table
+from axonn_ext.spec.files.tables import Table
 
 DEFAULT_KERNEL = "default"  # of rates that do not name a kernel
 

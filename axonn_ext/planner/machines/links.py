@@ -10,9 +10,9 @@ from functools import cached_property
 from itertools import pairwise
 from typing import NamedTuple
 
-from axonn_ext.inputs.tables import Table
 from axonn_ext.planner.errors import PlannerError
 from axonn_ext.planner.machines.interpolation import LogField
+from axonn_ext.spec.files.tables import Table
 from axonn_ext.spec.grid import COMMUNICATING
 
 KINDS = ("all_gather", "reduce_scatter", "all_reduce", "send")  # send: between two stages

@@ -9,9 +9,6 @@ from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any
 
-from axonn_ext.inputs.errors import InputError, unknown
-from axonn_ext.inputs.files import is_file, read_toml
-from axonn_ext.inputs.tables import Table
 from axonn_ext.planner.errors import PlannerError
 from axonn_ext.planner.job import WIDTHS, Options
 from axonn_ext.planner.machines.attention import Attention, read_attention
@@ -20,6 +17,9 @@ from axonn_ext.planner.machines.overrides import changed
 from axonn_ext.planner.machines.products import Products, read_products
 from axonn_ext.planner.step.tasks import Collective, Matmul, Scores
 from axonn_ext.spec.communicators import num_communicators
+from axonn_ext.spec.files.errors import InputError, unknown
+from axonn_ext.spec.files.files import is_file, read_toml
+from axonn_ext.spec.files.tables import Table
 from axonn_ext.spec.grid import GridShape
 
 DEVICES = ("cuda", "cpu")

@@ -7,7 +7,7 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from axonn_ext.inputs.errors import InputError, clipped, unknown
+from axonn_ext.spec.files.errors import InputError, clipped, unknown
 
 EXPECTED = "KEY=VALUE with a key of the machine's file, such as levels.node.bytes_per_s=2e11"
 

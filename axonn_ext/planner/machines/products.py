@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
-from axonn_ext.inputs.tables import Table
 from axonn_ext.planner.job import WIDTHS
 from axonn_ext.planner.machines.interpolation import LogField
 from axonn_ext.planner.step.tasks import Matmul
+from axonn_ext.spec.files.tables import Table
 from axonn_ext.spec.products import PRODUCT_LAYOUTS
 
 _KEPT = 1 << 16  # the most times in the cache, which take about 20 MB

@@ -1,7 +1,7 @@
 """What ZeRO and offload need beside the states: buckets that are filled, exchanged and updated.
 
 Letters: B elements of the largest bucket, p ranks of data that divide it, w bytes of an element.
-Sources of the numbers: axonn_ext/zero/shards.py, axonn_ext/overlap/exchange.py and
+Sources of the numbers: axonn_ext/optim/zero/shards.py, axonn_ext/overlap/exchange.py and
 axonn_ext/optim/bucketed.py.
 """
 

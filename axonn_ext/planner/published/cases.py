@@ -6,8 +6,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, TypeVar
 
-from axonn_ext.inputs.keys import keys_of
-from axonn_ext.inputs.tables import Table
 from axonn_ext.planner.errors import PlannerError
 from axonn_ext.planner.estimate import Estimate, estimate
 from axonn_ext.planner.job import Job, Options
@@ -15,6 +13,8 @@ from axonn_ext.planner.machines.machine import Machine
 from axonn_ext.planner.memory.peak import memory_on
 from axonn_ext.planner.search.fastest import plan
 from axonn_ext.planner.search.request import Request
+from axonn_ext.spec.files.keys import keys_of
+from axonn_ext.spec.files.tables import Table
 from axonn_ext.spec.grid import AXES, GridShape, divisors
 from axonn_ext.spec.model import ModelConfig
 from axonn_ext.spec.model_files import load_model

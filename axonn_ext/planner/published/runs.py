@@ -16,7 +16,6 @@ from importlib import resources
 from pathlib import Path
 from typing import NamedTuple
 
-from axonn_ext.inputs.tables import Table, read_table
 from axonn_ext.planner.machines.machine import Machine, load_machine
 from axonn_ext.planner.published.cases import (
     Case,
@@ -27,6 +26,7 @@ from axonn_ext.planner.published.cases import (
     read_options,
     read_overlap,
 )
+from axonn_ext.spec.files.tables import Table, read_table
 from axonn_ext.spec.grid import GridShape
 from axonn_ext.spec.model import ModelConfig
 

@@ -11,8 +11,6 @@ from importlib import resources
 from importlib.resources.abc import Traversable
 from types import MappingProxyType
 
-from axonn_ext.inputs.errors import unknown
-from axonn_ext.inputs.tables import Table, read_table
 from axonn_ext.planner.machines.machine import Machine, load_machine
 from axonn_ext.planner.published.cases import (
     Case,
@@ -23,6 +21,8 @@ from axonn_ext.planner.published.cases import (
     read_overlap,
 )
 from axonn_ext.planner.published.runs import FLOPS, Run, load_runs, read_published
+from axonn_ext.spec.files.errors import unknown
+from axonn_ext.spec.files.tables import Table, read_table
 from axonn_ext.spec.grid import AXES
 
 # share_of_peak          operations of a step, by the study's rule, over peak times seconds

@@ -6,8 +6,8 @@ import re
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from axonn_ext.inputs.errors import InputError, clipped
 from axonn_ext.planner.machines.machine import Machine
+from axonn_ext.spec.files.errors import InputError, clipped
 from axonn_ext.spec.grid import COMMUNICATING, GridShape
 
 EXPECTED = (

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from axonn_ext.inputs.keys import about, check, key, keys_of
 from axonn_ext.planner.errors import PlannerError
 from axonn_ext.planner.job import Options
 from axonn_ext.planner.machines.machine import Machine
 from axonn_ext.planner.search.axes import AxisRules
+from axonn_ext.spec.files.keys import about, check, key, keys_of
 from axonn_ext.spec.grid import GridShape, divisors
 from axonn_ext.spec.model import ModelConfig
 from axonn_ext.spec.optimizer import OptimizerOptions

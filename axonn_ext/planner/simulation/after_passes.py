@@ -16,7 +16,7 @@ from axonn_ext.planner.step.gradients import ORDER
 from axonn_ext.planner.step.tasks import Collective
 from axonn_ext.spec.grid import COMMUNICATING
 
-_MOST_UNDER_WAY = 2  # buckets of ZeRO whose sums are under way at a time, as in axonn_ext.zero
+_MOST_UNDER_WAY = 2  # buckets of ZeRO whose sums are under way at a time, as in optim/zero
 
 
 class AfterPasses:

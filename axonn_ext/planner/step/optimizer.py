@@ -17,7 +17,7 @@ def bucket_sums(rank: Rank) -> Iterator[Collective]:
     """Yields the sums of ZeRO's buckets: reduce-scatters over data, in the gradients' dtype.
 
     Buckets of gradients that backward has not summed over other axes are all-reduced over these
-    before, in fp32. Source: axonn_ext/zero/shards.py.
+    before, in fp32. Source: axonn_ext/optim/zero/shards.py.
     """
     if rank.num_parts == 1:
         return

@@ -47,7 +47,7 @@ class Group(NamedTuple):
 def groups_of(
     model: ModelConfig, grid: GridShape, share: StageShare, *, sharded: bool
 ) -> list[Group]:
-    """Returns the gradients of a rank with that share, as `axonn_ext.zero` groups them."""
+    """Returns the gradients of a rank with that share, as `axonn_ext.optim.zero` groups them."""
     found: dict[tuple[tuple[str, ...], bool], int] = {}
     for gradients, times in _gradients(model, grid, share, sharded):
         for gradient in gradients:

@@ -10,7 +10,7 @@ namespace axonn::kernels {
 enum class GemmSource : int32_t {
   kNone,
   kCutlass,  // axonn_ext._cuda_sm90, for sm_90 alone
-  kTriton,   // axonn_ext.triton, for sm_80 and all after it
+  kTriton,   // axonn_ext.kernels.triton, for sm_80 and all after it
 };
 
 // What of it this process has, and the compute capability of the GPU.

@@ -17,7 +17,7 @@ enum class Variant {
   kRelayoutB,   // with b copied into its other layout
   kFusedSm90,   // axonn_ext._cuda_sm90's GEMM
   kCublasLt,    // one algorithm of cuBLASLt, by name
-  kTriton,      // axonn_ext.triton's matmul with one config, by name
+  kTriton,      // axonn_ext.kernels.triton's matmul with one config, by name
 };
 
 // The ways that any device has, kDirect first; and those by kernels, which a build or a setting may

@@ -8,7 +8,7 @@
 
 namespace axonn::ops {
 
-// As axonn_ext/settings.py read them.
+// As axonn_ext/spec/settings.py read them.
 struct FusedSettings {
   int64_t nccl_sms = 0;  // that a fused gather across hosts leaves to NCCL; 0: there is none
   // SMs that every fused GEMM leaves free; if not set, as many as collectives take (add_busy_sms).

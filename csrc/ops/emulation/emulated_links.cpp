@@ -29,7 +29,7 @@ class EmulatedLinks {
   // Returns the bandwidth for a group of that description, or 0 if it has no emulated link.
   double bytes_per_second(const std::string& description) {
     const std::lock_guard lock(mutex_);
-    // axonn_ext/grid.py describes the group of an axis in this form.
+    // axonn_ext/ranks/grid.py describes the group of an axis in this form.
     const auto axis = description.substr(0, description.find(" (ranks "));
     const auto found = bytes_per_second_.find(axis);
     return found == bytes_per_second_.end() ? 0 : found->second;

@@ -12,7 +12,7 @@
 namespace axonn::ops {
 
 // Sets how many bytes per second a rank sends along each axis; axes that are left out are not
-// slowed down. axonn_ext/settings.py read the values; they hold for groups met from now on.
+// slowed down. axonn_ext/spec/settings.py read the values; they hold for groups met from now on.
 void configure_links(std::map<std::string, double> bytes_per_second);
 
 // Returns whether the group lies along an axis with an emulated link. It costs one load if there is

@@ -24,7 +24,7 @@ struct GroupSettings {
   bool compare_every_call;         // even in groups that share no memory
 };
 
-// Takes the values that axonn_ext/settings.py read; they hold for groups met from now on.
+// Takes the values that axonn_ext/spec/settings.py read; they hold for groups met from now on.
 void configure_groups(const GroupSettings& settings);
 
 // Returns how long a rank waits for another, as configured.

@@ -1,5 +1,5 @@
 // Computes products with kernels that other modules bring: axonn_ext._cuda, _cuda_sm90 and
-// axonn_ext.triton. Each module registers two ops, _mm_<kind>_candidates and _mm_<kind>
+// axonn_ext.kernels.triton. Each module registers two ops, _mm_<kind>_candidates and _mm_<kind>
 // (ops/schema.cpp), for a device.
 #pragma once
 

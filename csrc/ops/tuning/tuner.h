@@ -99,7 +99,7 @@ struct TuningSettings {
   VerifiedKernels verified;
 };
 
-// Values that axonn_ext/settings.py read.
+// Values that axonn_ext/spec/settings.py read.
 void configure_tuning(const TuningSettings& settings);
 
 VerifiedKernels verified_kernels();

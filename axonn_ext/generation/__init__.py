@@ -1,6 +1,0 @@
-"""Generates text with a model on any grid."""
-
-from axonn_ext.generation.decode import check_prompts, generate, stream
-from axonn_ext.generation.sampling import Sampling
-
-__all__ = ["Sampling", "check_prompts", "generate", "stream"]

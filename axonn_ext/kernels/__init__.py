@@ -1,0 +1,1 @@
+"""The compiled modules, Triton's kernels, and which kernels are verified and measured."""

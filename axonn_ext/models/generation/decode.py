@@ -1,0 +1,190 @@
+"""Continues sequences token by token, with a cache of keys and values, on any grid.
+
+Legend: B sequences of a (data, z) group, S tokens that enter the model at once, V the vocabulary.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from axonn_ext.models.generation.sampling import NOT_FINITE, Sampling, choose
+from axonn_ext.models.transformer import Transformer
+from axonn_ext.nn import KeyValueCache, Places
+from axonn_ext.ranks.grid import Grid
+from axonn_ext.spec.grid import AXES
+
+GREEDY = Sampling()
+
+
+def generate(
+    model: Transformer,
+    prompts: Sequence[Sequence[int]],
+    *,
+    max_new_tokens: int,
+    sampling: Sampling = GREEDY,
+    stop_ids: Collection[int] = (),
+    num_tokens: int | None = None,
+) -> list[list[int]]:
+    """Returns the tokens that follow each prompt, on every rank; see `stream`."""
+    found: list[list[int]] = [[] for _ in prompts]
+    for tokens in stream(
+        model, prompts, max_new_tokens=max_new_tokens, sampling=sampling, stop_ids=stop_ids,
+        num_tokens=num_tokens,
+    ):  # fmt: skip
+        for sequence, token in zip(found, tokens, strict=True):
+            if token is not None:
+                sequence.append(token)
+    return found
+
+
+@torch.no_grad()
+def stream(
+    model: Transformer,
+    prompts: Sequence[Sequence[int]],
+    *,
+    max_new_tokens: int,
+    sampling: Sampling = GREEDY,
+    stop_ids: Collection[int] = (),
+    num_tokens: int | None = None,
+) -> Iterator[list[int | None]]:
+    """Yields the next token of each prompt, equal on every rank, until all have ended.
+
+    A sequence ends with one of stop_ids, which is its last token, or after max_new_tokens; None is
+    yielded for one that has ended. num_tokens: of the ids from this number on, only those of
+    stop_ids are chosen; default the size of the model's vocabulary.
+
+    All ranks pass the same arguments, and take all that is yielded. The sequences are split over
+    data and z; ranks of x and y compute in layout "replicated", whatever that of the model is.
+    Keys and values of a sequence stay in memory: 2 L H / x numbers a token for L blocks of
+    key-value heads with H features together (a whole head at least). Collectives for each token:
+    those of the model in this layout, an all-gather of the last logits over x, and one of the
+    chosen tokens over z and data.
+
+    Raises ValueError if a prompt is empty, has an id outside of the vocabulary, or leaves less than
+    max_new_tokens of the model's sequence length, if ranks have different arguments, or if logits
+    are not finite.
+    """
+    prompts = [[int(token) for token in prompt] for prompt in prompts]
+    _check_equal(model, (prompts, max_new_tokens, sampling, sorted(stop_ids), num_tokens))
+    check_prompts(prompts, max_new_tokens, model.config.sequence_length, model.config.vocab_size)
+    never = _never_chosen(model, stop_ids, num_tokens)
+    decoder = _Decoder.of(model, prompts, max_new_tokens)
+    ended = [False] * len(prompts)
+    for index in range(max_new_tokens):
+        logits = decoder.logits().masked_fill(never, -torch.inf)
+        chosen = decoder.take(choose(logits, sampling, decoder.numbers, index))[: len(prompts)]
+        if NOT_FINITE in chosen:
+            raise ValueError(f"prompt {chosen.index(NOT_FINITE)}: its logits are not finite")
+        yield [None if done else token for token, done in zip(chosen, ended, strict=True)]
+        ended = [done or token in stop_ids for token, done in zip(chosen, ended, strict=True)]
+        if all(ended):
+            return
+
+
+def _never_chosen(model: Transformer, stop_ids: Collection[int], num_tokens: int | None) -> Tensor:
+    """Returns which ids of the vocabulary are never chosen, bool [V]."""
+    size = model.config.vocab_size
+    if num_tokens is not None and num_tokens < 1:
+        raise ValueError(f"num_tokens must be >= 1, got {num_tokens}")
+    never = torch.arange(size) >= (size if num_tokens is None else num_tokens)
+    never[[token for token in stop_ids if 0 <= token < size]] = False
+    return never.to(model.table.weight.device)
+
+
+def check_prompts(
+    prompts: Sequence[Sequence[int]], max_new_tokens: int, sequence_length: int, vocab_size: int,
+    *, places: Sequence[str] = (),
+) -> None:  # fmt: skip
+    """Raises ValueError for prompts that a model of these sizes cannot continue.
+
+    places: where each prompt comes from, for messages; default its number.
+    """
+    if not prompts:
+        raise ValueError("prompts: expected at least one, got none")
+    if max_new_tokens < 1:
+        raise ValueError(f"max_new_tokens must be >= 1, got {max_new_tokens}")
+    places = places or [f"prompt {number}" for number in range(len(prompts))]
+    for where, prompt in zip(places, prompts, strict=True):
+        if not prompt:
+            raise ValueError(f"{where}: expected at least one token, got none")
+        if not 0 <= min(prompt) <= max(prompt) < vocab_size:
+            raise ValueError(
+                f"{where}: token ids must be in [0, {vocab_size}), got {min(prompt)} to "
+                f"{max(prompt)}"
+            )
+        if len(prompt) + max_new_tokens > sequence_length:
+            raise ValueError(
+                f"{where}: its {len(prompt)} tokens and {max_new_tokens} new ones are more than "
+                f"the model's sequence_length of {sequence_length}"
+            )
+
+
+@dataclass
+class _Decoder:
+    """The state of a group's sequences.
+
+    tokens: [B, S], those that enter the model next. lengths: [B], the tokens of each sequence that
+    the model has seen when these have entered. The tokens of a short prompt are followed by others,
+    which no token of the sequence attends to: what comes at their positions later replaces them.
+    """
+
+    model: Transformer
+    caches: list[KeyValueCache]
+    numbers: range  # of the group's sequences among all
+    tokens: Tensor
+    lengths: Tensor
+
+    @classmethod
+    def of(cls, model: Transformer, prompts: Sequence[Sequence[int]], new: int) -> _Decoder:
+        numbers = _share(model.grid, len(prompts))
+        # Groups beyond the last prompt repeat it, since all ranks take part in collectives.
+        own = [prompts[min(number, len(prompts) - 1)] for number in numbers]
+        longest = max(map(len, prompts))  # equal on all ranks, like the rows of a collective
+        device = model.table.weight.device
+        tokens = torch.tensor([[*prompt, *[0] * (longest - len(prompt))] for prompt in own])
+        lengths = torch.tensor([len(prompt) for prompt in own])
+        caches = [KeyValueCache(longest + new) for _ in model.blocks]
+        return cls(model.replicated(), caches, numbers, tokens.to(device), lengths.to(device))
+
+    def logits(self) -> Tensor:
+        """Returns the logits of the next token of each sequence, fp32 [B, V], equal on x and y."""
+        length = self.tokens.shape[1]
+        index = torch.arange(length, device=self.tokens.device)
+        if length > 1:  # the prompts
+            places, last = Places(index.expand_as(self.tokens)), self.lengths - 1
+        else:
+            places, last = Places.cached(self.lengths[:, None] - 1), torch.zeros_like(self.lengths)
+        local = self.model.next_logits(self.tokens, places, self.caches, last)
+        whole = self.model.grid.unshard(local, {1: ("x",)})
+        return whole[:, : self.model.config.vocab_size].float()  # without those of padding
+
+    def take(self, chosen: Tensor) -> list[int]:
+        """Appends a token to each sequence of the group; returns those of all groups."""
+        self.tokens = chosen[:, None]
+        self.lengths = self.lengths + 1
+        whole = self.model.grid.unshard(chosen, {0: ("data", "z")})
+        return [int(token) for token in whole]
+
+
+def _share(grid: Grid, count: int) -> range:
+    """Returns the numbers of the sequences of this rank's (data, z) group, as many in each."""
+    axes = ("data", "z")
+    each = -(-count // grid.num_parts(axes))
+    first = grid.part(axes) * each
+    return range(first, first + each)
+
+
+def _check_equal(model: Transformer, arguments: object) -> None:
+    """Raises ValueError on every rank if the ranks have different arguments."""
+    digest = hashlib.sha256(repr(arguments).encode()).digest()
+    device = model.table.weight.device
+    own = torch.tensor([int.from_bytes(digest[:7], "big")], device=device)
+    found = model.grid.unshard(own, {0: AXES})
+    if not bool((found == own).all()):
+        ranks = ", ".join(str(rank) for rank in range(len(found)) if found[rank] != found[0])
+        raise ValueError(f"generate: all ranks must pass the same arguments, but not rank {ranks}")

@@ -1,0 +1,111 @@
+"""Compares a model on the grid with the plain one, after the same small inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import Tensor, nn
+
+from axonn_ext.models.parallelize.layouts import own_block
+from axonn_ext.models.parallelize.results import shown, tensors_of
+from axonn_ext.models.parallelize.trace import READS, Flow
+from axonn_ext.models.parallelize.units import Unit
+from axonn_ext.ranks.grid import Grid
+
+
+@torch.no_grad()
+def check_outputs(
+    call: Callable[[], object], units: Mapping[str, Unit], flow: Flow, grid: Grid
+) -> None:
+    """Raises RuntimeError if what reaches the units, or the model's outputs, has changed.
+
+    Collectives: those of a forward pass.
+    """
+    hint = (
+        'some code between the modules works across features; let the plan make it "plain". The '
+        "model is of no use now"
+    )
+    arrivals = _Arrivals(units, flow, grid, hint)
+    try:
+        output = arrivals.run(call)
+    except Exception as failure:  # it is anybody's code
+        raise RuntimeError(
+            f"parallelize: the model on the grid fails: {failure}; {hint}"
+        ) from failure
+    if arrivals.problems:
+        raise RuntimeError(arrivals.problems[0])
+    found = tensors_of(output)
+    for key, expected in flow.outputs.items():
+        if expected.layout != "whole" and not expected.is_features:
+            continue
+        if key not in found:
+            raise RuntimeError(f"parallelize: output {shown(key)} is missing on the grid; {hint}")
+        problem = _difference(found[key], expected.tensor)
+        if problem:
+            raise RuntimeError(f"parallelize: output {shown(key)} {problem}; {hint}")
+
+
+class _Arrivals:
+    """Compares what reaches each unit with this rank's part of what reached it before.
+
+    The pass goes on after a difference, since other ranks may have none and wait for this one.
+    """
+
+    def __init__(self, units: Mapping[str, Unit], flow: Flow, grid: Grid, hint: str) -> None:
+        self.units, self.flow, self.grid, self.hint = units, flow, grid, hint
+        self.problems: list[str] = []
+        self._depth = 0  # inside of how many units the pass is, as in the trace
+
+    def run(self, call: Callable[[], object]) -> object:
+        handles = []
+        for unit in self.units.values():
+            handles += [
+                unit.module.register_forward_pre_hook(self._enter(unit), with_kwargs=True),
+                unit.module.register_forward_hook(self._leave),
+            ]
+        try:
+            return call()
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def _enter(self, unit: Unit) -> Callable[..., None]:
+        expected = iter(self.flow.values.get(unit.name, []))
+        plain = unit.name in self.flow.problems
+        reads = "whole" if plain else READS.get(self.flow.kinds[unit.name], "")
+        split = -2 if unit.family == "head_norm" else -1  # heads, or features
+
+        def hook(module: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
+            self._depth += 1
+            if self._depth > 1 or not reads:
+                return
+            found: dict[int | str, object] = dict(enumerate(args))
+            found.update(kwargs)
+            for key, want in next(expected, {}).items():
+                if reads != "whole":
+                    want = own_block(want, self.grid.axis(reads), split)
+                got = found.get(key)
+                problem = _difference(got, want) if isinstance(got, Tensor) else "is missing"
+                if problem:
+                    self.problems.append(
+                        f"parallelize: what reaches {unit.name} ({unit.what}) {problem}; "
+                        f"{self.hint}"
+                    )
+
+        return hook
+
+    def _leave(self, module: nn.Module, args: object, output: object) -> None:
+        self._depth -= 1
+
+
+def _difference(got: Tensor, want: Tensor) -> str:
+    """Returns how the tensors differ by more than rounding; empty if they do not."""
+    if got.shape != want.shape:
+        return f"has shape {list(got.shape)} on the grid instead of {list(want.shape)}"
+    limit = {torch.float64: 1e-9, torch.float32: 1e-3}.get(want.dtype, 0.1)
+    difference = torch.where(got == want, 0, got - want)  # infinities of masks are equal
+    error = (difference.norm() / want.norm().clamp(min=1e-30)).item()
+    if error <= limit:
+        return ""
+    return f"differs by {error:.1e} on the grid (relative norm, limit {limit})"

@@ -1,0 +1,182 @@
+"""The files of a Hugging Face model: one of safetensors, or several with an index."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from axonn_ext.spec.files.errors import InputError, first_of
+from axonn_ext.spec.files.files import is_file, read_json
+from axonn_ext.spec.model import ModelConfig
+from axonn_ext.spec.model_files import read_config
+
+CONFIG = "config.json"
+WHOLE = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+_DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16, "F64": torch.float64}
+_MOST_TIMES = 2  # as many parameters as the files have, a model is built with to name what differs
+
+
+class PretrainedFiles:
+    """The tensors of a model's folder, of which slices can be read.
+
+    The files are mapped into memory, so that reading a slice takes memory for this slice alone. As
+    in transformers, a single file goes before several with an index. ignored: the index then.
+    Raises InputError, which names the file, where one is missing or damaged.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._open: dict[str, safe_open] = {}
+        self.ignored = ""
+        if is_file(folder / WHOLE):
+            self._file_of = dict.fromkeys(self._file(WHOLE).keys(), WHOLE)
+            self.ignored = INDEX if is_file(folder / INDEX) else ""
+        elif is_file(folder / INDEX):
+            self._file_of = _read_index(folder / INDEX)
+        else:
+            pickled = any(folder.glob("pytorch_model*.bin"))
+            raise InputError(
+                f"{folder}: expected {WHOLE}, or {INDEX} and the files that it names"
+                + (
+                    "; got pickled weights, which can run code: load them with transformers once, "
+                    "and save them again"
+                    if pickled
+                    else ""
+                )
+            )
+        for name in sorted(set(self._file_of.values())):
+            self._file(name)
+        if not self._file_of:
+            raise InputError(f"{folder / WHOLE}: expected tensors, got none")
+
+    @property
+    def names(self) -> frozenset[str]:
+        """The names of all tensors."""
+        return frozenset(self._file_of)
+
+    @property
+    def paths(self) -> list[Path]:
+        """The files that have the tensors."""
+        return [self.folder / name for name in sorted(self._open)]
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return tuple(self._slice(name).get_shape())
+
+    def read(self, name: str, rows: range, columns: range | None) -> Tensor:
+        """Returns these rows and, of a matrix, these columns of them."""
+        stored = self._slice(name)
+        if columns is None:
+            found = stored[rows.start : rows.stop]
+        else:
+            found = stored[rows.start : rows.stop, columns.start : columns.stop]
+        assert isinstance(found, Tensor)
+        return found
+
+    def dtype(self, names: Iterable[str]) -> torch.dtype:
+        """Returns the dtype of the largest of these tensors.
+
+        Raises InputError if one of them has a dtype whose numbers are not the values.
+        """
+        for name in sorted(names):
+            check_dtype(self.folder / self._file_of[name], name, self._slice(name))
+        largest = max(sorted(names), key=lambda name: math.prod(self.shape(name)))
+        return _DTYPES[self._slice(largest).get_dtype()]
+
+    def _slice(self, name: str) -> Any:
+        file = self._file_of[name]
+        try:
+            return self._file(file).get_slice(name)
+        except SafetensorError as error:
+            raise InputError(
+                f"{self.folder / file}: {INDEX} says that it has {name}: {error}"
+            ) from None
+
+    def _file(self, name: str) -> safe_open:
+        if name not in self._open:
+            path = self.folder / name
+            if not is_file(path):
+                raise InputError(f"{path}: is missing, but {INDEX} names it")
+            try:
+                self._open[name] = safe_open(path, framework="pt")
+            except (SafetensorError, OSError) as error:
+                raise InputError(f"{path}: is not a whole safetensors file: {error}") from None
+        return self._open[name]
+
+
+def check_dtype(path: Path, name: str, stored: Any) -> None:
+    """Raises InputError for a slice of safetensors whose numbers are not the values."""
+    if (dtype := stored.get_dtype()) not in _DTYPES:
+        raise InputError(
+            f"{path}: {name} must be one of {', '.join(_DTYPES)}, got {dtype}; have transformers "
+            "dequantize a quantized model once, and save it again"
+        )
+
+
+def _read_index(path: Path) -> dict[str, str]:
+    index = read_json(path)
+    names = index.get("weight_map") if isinstance(index, Mapping) else None
+    if not isinstance(names, Mapping) or not all(_is_plain(file) for file in names.values()):
+        raise InputError(f"{path}: expected a weight_map from tensors to files of this folder")
+    if not names:
+        raise InputError(f"{path}: expected a weight_map with tensors, got an empty one")
+    return dict(names)
+
+
+def _is_plain(file: object) -> bool:
+    return isinstance(file, str) and Path(file).name == file
+
+
+def read_model(folder: Path) -> ModelConfig:
+    """Returns what config.json says of a model, if the folder's files can be those of it.
+
+    Raises InputError where they are missing, or have far fewer parameters (`check_size`).
+    """
+    config = read_config(folder / CONFIG)
+    check_size(PretrainedFiles(folder), config)
+    return config
+
+
+def check_size(files: PretrainedFiles, config: ModelConfig) -> None:
+    """Raises InputError for a far larger model than the files have, before it takes any memory.
+
+    If it is little larger, it can be built, and `check_tensors` names the tensors that differ.
+    """
+    there = sum(math.prod(files.shape(name)) for name in files.names)
+    if config.num_parameters() <= _MOST_TIMES * there:
+        return
+    keys = config.traits.hugging_face.keys
+    sizes = ("num_layers", "hidden_size", "vocab_size")
+    raise InputError(
+        f"{files.folder / CONFIG}: describes a model of {config.num_parameters():,} parameters "
+        f"({', '.join(f'{keys[size]}={getattr(config, size)}' for size in sizes)}), but the files "
+        f"have {there:,}"
+    )
+
+
+def check_tensors(files: PretrainedFiles, expected: Mapping[str, tuple[int, ...]]) -> None:
+    """Raises InputError if a tensor is missing or has another shape."""
+    missing = sorted(expected.keys() - files.names)
+    if missing:
+        raise InputError(f"{files.folder}: tensors are missing: {first_of(missing)}")
+    for name, shape in expected.items():
+        if files.shape(name) != shape:
+            raise InputError(
+                f"{files.folder}: {name} must have shape {list(shape)} by {CONFIG}, got "
+                f"{list(files.shape(name))}"
+            )
+
+
+def refuse_unknown(files: PretrainedFiles, known: Iterable[str]) -> None:
+    """Raises InputError for tensors that the model has no use for."""
+    unknown = sorted(files.names - set(known))
+    if unknown:
+        raise InputError(
+            f"{files.folder}: tensors that the model does not have: {first_of(unknown)}"
+        )

@@ -1,0 +1,1 @@
+"""How ranks start, meet, form a grid, and exchange values."""
