@@ -229,16 +229,17 @@ def environment_reads(source: str) -> list[int]:
 
 
 def test_only_settings_reads_the_environment() -> None:
+    reader = PACKAGE / "spec" / "settings.py"
     found = [
         f"{name_of(path)}:{line}"
         for path in PYTHON_FILES
-        if path != PACKAGE / "spec" / "settings.py"
+        if path != reader
         for line in environment_reads(path.read_text())
     ]
     pattern = re.compile(r"\b(secure_)?getenv\b|\benviron\b")
     found += [name_of(path) for path in CPP_FILES if pattern.search(path.read_text())]
     assert found == [], "environment variables are read in axonn_ext/spec/settings.py alone"
-    assert environment_reads((PACKAGE / "spec" / "settings.py").read_text()), "the check finds nothing"
+    assert environment_reads(reader.read_text()), "the check finds nothing"
 
 
 def test_no_module_rebinds_its_globals() -> None:
