@@ -21,17 +21,15 @@ std::string why(const LaunchConfig& config, const GemmProblem& problem = kLarge,
   return why_illegal(config, problem, residency, limits);
 }
 
-TEST(LaunchConfig, EveryCandidateIsLegalOnItsArchitecture) {
-  for (const auto& limits : {kSm80, kSm90}) {
-    for (const int64_t bytes : {2, 4}) {
-      auto problem = kLarge;
-      problem.element_bytes = bytes;
-      const auto configs = candidates(limits, bytes);
-      EXPECT_FALSE(configs.empty());
-      for (auto config : configs) {
-        config.num_ctas = max_ctas(config, {}, limits);
-        EXPECT_EQ(why(config, problem, {}, limits), "");
-      }
+TEST(LaunchConfig, EveryCandidateIsLegal) {
+  for (const int64_t bytes : {2, 4}) {
+    auto problem = kLarge;
+    problem.element_bytes = bytes;
+    const auto configs = candidates(kSm90, bytes);
+    EXPECT_FALSE(configs.empty());
+    for (auto config : configs) {
+      config.num_ctas = max_ctas(config, {}, kSm90);
+      EXPECT_EQ(why(config, problem), "");
     }
   }
   auto other = kSm90;
@@ -192,15 +190,6 @@ TEST(LaunchConfig, EdgesOfChunksMustBeEdgesOfTiles) {
   EXPECT_NE(why(hopper(), problem), "");
 }
 
-TEST(LaunchConfig, Sm80SharesItsTileAmongWarps) {
-  LaunchConfig config{128, 128, 32, 5, 4, 0, 1, 1, 108};
-  EXPECT_EQ(why(config, kLarge, {}, kSm80), "");
-  config.cluster_m = 2;
-  EXPECT_NE(why(config, kLarge, {}, kSm80).find("clusters of 2"), std::string::npos);
-  config = {16, 24, 32, 5, 4, 0, 1, 1, 108};  // three instructions for four warps
-  EXPECT_NE(why(config, kLarge, {}, kSm80).find("cannot share 3"), std::string::npos);
-}
-
 // What keeps a spinning grid from starving the producer of its flags (protocol_residency_test).
 TEST(LaunchConfig, TheGridLeavesRoomForProducers) {
   auto config = hopper();
@@ -344,9 +333,6 @@ TEST(BestConfig, LargeProblemsTakeLargeTilesAndSmallOnesSmall) {
   const auto small = best_config(narrow, {}, kSm90);
   ASSERT_TRUE(small);
   EXPECT_EQ(small->block_m * small->block_n, 64 * 128);
-  const auto ampere = best_config(narrow, {}, kSm80);
-  ASSERT_TRUE(ampere);
-  EXPECT_EQ(ampere->block_m * ampere->block_n, 64 * 64);
 }
 
 // Small tiles load more than L2 gives while they multiply. They are worth it only where large ones
@@ -394,20 +380,18 @@ TEST(BestConfig, RowsThatLeaveAreNotFilledUp) {
 
 TEST(BestConfig, IsTheLegalCandidateOfLeastCost) {
   const Residency residency{.ranks_per_device = 2, .producer_ctas = 4};
-  for (const auto& limits : {kSm80, kSm90}) {
-    for (const int64_t m : {1, 100, 512, 1024, 4096, 16384}) {
-      for (const int64_t n : {64, 1024, 11008}) {
-        GemmProblem problem{.m = m, .n = n, .k = 4096};
-        problem.chunk_tile_m = 128;
-        const auto best = best_config(problem, residency, limits);
-        ASSERT_TRUE(best);
-        ASSERT_EQ(why(*best, problem, residency, limits), "");
-        EXPECT_EQ(problem.chunk_tile_m % best->block_m, 0);
-        for (auto config : candidates(limits, 2)) {
-          config.num_ctas = max_ctas(config, residency, limits);
-          if (!why(config, problem, residency, limits).empty()) continue;
-          EXPECT_LE(cost_us(*best, problem, limits), cost_us(config, problem, limits));
-        }
+  for (const int64_t m : {1, 100, 512, 1024, 4096, 16384}) {
+    for (const int64_t n : {64, 1024, 11008}) {
+      GemmProblem problem{.m = m, .n = n, .k = 4096};
+      problem.chunk_tile_m = 128;
+      const auto best = best_config(problem, residency, kSm90);
+      ASSERT_TRUE(best);
+      ASSERT_EQ(why(*best, problem, residency), "");
+      EXPECT_EQ(problem.chunk_tile_m % best->block_m, 0);
+      for (auto config : candidates(kSm90, 2)) {
+        config.num_ctas = max_ctas(config, residency, kSm90);
+        if (!why(config, problem, residency).empty()) continue;
+        EXPECT_LE(cost_us(*best, problem, kSm90), cost_us(config, problem, kSm90));
       }
     }
   }

@@ -157,22 +157,30 @@ def test_what_ranks_need_not_agree_on_stays_legal(pool):
     pool(2).run(make_legal_differences)
 
 
+LINEARS = ("weight", "input", "rows", "bias", "backward")
+
+
 def differ_in_a_linear(algorithm: str) -> list[str]:
     """Which gradients are needed, and whether the weight is kept: rank 3 differs."""
     found = []
-    for case in ("weight", "input", "rows"):
+    for case in LINEARS:
         grid = Grid(x=2, y=2)
         layer = nn.Linear(8, 8, grid=grid, role="expand", algorithm=algorithm)
         odd = dist.get_rank() == 3
         if case == "weight" and odd:
-            for parameter in layer.parameters():
-                parameter.requires_grad_(False)
-        x = ones(4 + 4 * (case == "rows" and odd), 4, grad=case == "input" and odd)
-        layer_of, x_of = layer, x
+            layer.requires_grad_(False)
+        if case == "bias" and odd:
+            layer.bias.requires_grad_(False)
+        needs_grad = case == "backward" or (case == "input" and odd)
+        x = ones(4 + 4 * (case == "rows" and odd), 4, grad=needs_grad)
+        wanted = () if case != "backward" else (x,) if odd else (x, layer.weight)
+        layer_of, x_of, wanted_of = layer, x, wanted
 
         def both() -> None:
             for _ in range(2):
-                layer_of(x_of)  # noqa: B023
+                y = layer_of(x_of)  # noqa: B023
+                if wanted_of:  # noqa: B023
+                    torch.autograd.grad(y.sum(), wanted_of)  # noqa: B023
 
         found.append(error_of(both))
     return found
@@ -181,14 +189,15 @@ def differ_in_a_linear(algorithm: str) -> list[str]:
 @pytest.mark.parametrize("algorithm", [*ALGORITHMS, "auto"])
 def test_a_linear_of_ranks_that_differ_ends_on_every_rank(pool, algorithm):
     by_rank = pool(4).run(differ_in_a_linear, algorithm)
-    for errors in by_rank:
+    for case, errors in zip(LINEARS, zip(*by_rank, strict=True), strict=True):
+        op = "linear_backward" if case == "backward" else "linear_forward"
         for message in errors:
-            assert "linear_forward" in message, errors
-            assert " waited for " in message or " calls linear_forward" in message, errors
-    assert any("(here x=float32[" in message for _, _, message in by_rank), "other rows on z"
-    for errors in zip(*by_rank, strict=True):
+            assert op in message, (case, errors)
+            assert " waited for " in message or f" calls {op}" in message, (case, errors)
         # Rank 0 shares no axis with rank 3: it hears that a rank in between has failed.
-        assert any("called linear_forward" in m or "rank 0 calls" in m for m in errors[1:]), errors
+        assert any(f"called {op}" in m or "rank 0 calls" in m for m in errors[1:]), (case, errors)
+        if case == "rows":
+            assert any("(here x=float32[" in message for message in errors), "other rows on z"
 
 
 # --- Groups whose ranks share no memory -----------------------------------------------------------

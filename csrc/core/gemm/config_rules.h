@@ -28,14 +28,9 @@ constexpr int64_t num_math_groups(const LaunchConfig& config, const DeviceLimits
   return math_warps_per_tile(config) / limits.warps_per_mma;
 }
 
-// A tile has a multiple of so many rows: on sm_90 the warpgroups split the rows, and on sm_80 the
-// warps share the grid of instructions.
+// The rows of a tile are a multiple of these, since its warpgroups split them.
 constexpr int64_t step_m(const LaunchConfig& config, const DeviceLimits& limits) {
-  return limits.warps_per_mma == 1 ? limits.mma_m : limits.mma_m * num_math_groups(config, limits);
-}
-
-constexpr int64_t num_instructions(const LaunchConfig& config, const DeviceLimits& limits) {
-  return config.block_m / limits.mma_m * (config.block_n / limits.mma_n);
+  return limits.mma_m * num_math_groups(config, limits);
 }
 
 constexpr int64_t accumulators_per_thread(const LaunchConfig& config) {
@@ -70,10 +65,6 @@ constexpr bool warps_are_whole_groups(const LaunchConfig& config, const DeviceLi
 constexpr bool edges_are_whole_instructions(const LaunchConfig& config,
                                             const DeviceLimits& limits) {
   return config.block_m % step_m(config, limits) == 0 && config.block_n % limits.mma_n == 0;
-}
-
-constexpr bool groups_share_evenly(const LaunchConfig& config, const DeviceLimits& limits) {
-  return num_instructions(config, limits) % num_math_groups(config, limits) == 0;
 }
 
 constexpr bool fits_one_load(const LaunchConfig& config, const DeviceLimits& limits) {

@@ -41,10 +41,6 @@ std::string why_illegal_tile(const LaunchConfig& config, int64_t element_bytes,
     return text("block_m=", config.block_m, " and block_n=", config.block_n,
                 " must be multiples of ", step_m(config, limits), " and ", limits.mma_n);
   }
-  if (!groups_share_evenly(config, limits)) {
-    return text(config.num_math_warps, " math warps cannot share ",
-                num_instructions(config, limits), " instructions evenly");
-  }
   if (!fits_one_load(config, limits)) {
     return text("block_m=", config.block_m, " and block_n=", config.block_n, " must be at most ",
                 limits.max_box);
@@ -229,14 +225,6 @@ double cost_us(const LaunchConfig& config, const GemmProblem& problem, const Dev
 }
 
 std::vector<LaunchConfig> candidates(const DeviceLimits& limits, int64_t element_bytes) {
-  if (limits.architecture == 80) {
-    // block_k is half a swizzled line of TMA, so that more stages fit and hide latency.
-    const int64_t block_k = 64 / element_bytes;
-    // m, n, k, stages, math warps, producer warps
-    return {{128, 256, block_k, 4, 8, 0}, {256, 128, block_k, 4, 8, 0},
-            {128, 128, block_k, 5, 4, 0}, {128, 64, block_k, 6, 4, 0},
-            {64, 128, block_k, 6, 4, 0},  {64, 64, block_k, 8, 4, 0}};
-  }
   std::vector<LaunchConfig> result;
   if (limits.architecture == 90) {
     for (const Sm90Tile& tile : kSm90Tiles) result.push_back(config_of(tile, element_bytes));

@@ -20,7 +20,7 @@ struct LaunchConfig {
   int64_t block_k;
   int64_t num_stages;          // of shared memory between loads and math
   int64_t num_math_warps;      // that hold accumulators
-  int64_t num_producer_warps;  // that load; 0: the math warps do
+  int64_t num_producer_warps;  // that load
   int64_t cluster_m = 1;       // CTAs that share loads of B
   int64_t cluster_n = 1;       // CTAs that share loads of A
   int64_t num_ctas = 0;        // of the persistent grid
@@ -86,7 +86,7 @@ struct Residency {
 };
 
 struct DeviceLimits {
-  int64_t architecture;  // 80: sm_80
+  int64_t architecture;  // 90: sm_90
   int64_t num_sms;
   int64_t shared_bytes_per_block;
   int64_t threads_per_block;
@@ -103,26 +103,9 @@ struct DeviceLimits {
   double l2_bytes_per_cycle;  // into one SM
 };
 
-// NVIDIA A100 SXM. Source: CUDA C programming guide, compute capabilities; A100 whitepaper
-// (312 TFLOP/s in bf16 = 108 SMs * 1.41 GHz * 2048). L2 bandwidth: 5120 bytes a cycle for all SMs.
-inline constexpr DeviceLimits kSm80{.architecture = 80,
-                                    .num_sms = 108,
-                                    .shared_bytes_per_block = 163 * 1024,
-                                    .threads_per_block = 1024,
-                                    .max_cluster = 1,
-                                    .mma_m = 16,
-                                    .mma_n = 8,
-                                    .mma_k_bytes = 32,
-                                    .warps_per_mma = 1,
-                                    .max_box = 256,
-                                    .max_accumulators = 128,
-                                    .clock_ghz = 1.41,
-                                    .flops_per_cycle = 2048,
-                                    .l2_bytes_per_cycle = 47};
-
-// NVIDIA H100 SXM. Source: as above; H100 whitepaper (989 TFLOP/s = 132 SMs * 1.83 GHz * 4096). The
-// clock is the one that it keeps under load, and the L2 bandwidth the least with which a published
-// kernel is possible (docs/kernel_model.md).
+// NVIDIA H100 SXM. Source: CUDA C programming guide, compute capabilities; H100 whitepaper
+// (989 TFLOP/s = 132 SMs * 1.83 GHz * 4096). The clock is the one that it keeps under load, and the
+// L2 bandwidth the least with which a published kernel is possible (docs/kernel_model.md).
 inline constexpr DeviceLimits kSm90{.architecture = 90,
                                     .num_sms = 132,
                                     .shared_bytes_per_block = 227 * 1024,
@@ -173,8 +156,8 @@ std::string why_illegal(const LaunchConfig& config, const GemmProblem& problem,
 // The model is good for ranking configs. The config must be legal.
 double cost_us(const LaunchConfig& config, const GemmProblem& problem, const DeviceLimits& limits);
 
-// Returns the configs that kernels are built for, with num_ctas not set; for sm_90 they are those
-// of sm90_tiles.h. Returns none for an architecture without kernels.
+// Returns the configs that kernels are built for, with num_ctas not set: for sm_90 those of
+// sm90_tiles.h, for other architectures none.
 std::vector<LaunchConfig> candidates(const DeviceLimits& limits, int64_t element_bytes);
 
 // A config and the modelled microseconds of a product on it.

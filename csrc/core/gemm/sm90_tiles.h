@@ -63,8 +63,7 @@ static_assert(every_sm90_tile([](const LaunchConfig& c) { return has_positive_si
               "kSm90Tiles: every size must be positive");
 static_assert(every_sm90_tile([](const LaunchConfig& c) {
                 return depth_is_whole_instructions(c, kSm90ElementBytes, kSm90) &&
-                       warps_are_whole_groups(c, kSm90) && edges_are_whole_instructions(c, kSm90) &&
-                       groups_share_evenly(c, kSm90);
+                       warps_are_whole_groups(c, kSm90) && edges_are_whole_instructions(c, kSm90);
               }),
               "kSm90Tiles: block_m must be a multiple of 64 rows for each of the warpgroups that "
               "share a tile (one in pingpong, otherwise two), and block_n a multiple of 8");

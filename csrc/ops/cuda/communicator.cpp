@@ -75,7 +75,8 @@ class Work {
   }
 
  private:
-  // Whoever frees the memory then records an event on that stream, be it after the grid's end.
+  // The memory's owner must record an event on that stream before freeing it, even after the grid
+  // is gone.
   void record_use() {
     for (const auto& t : tensors_) {
       const auto stream =

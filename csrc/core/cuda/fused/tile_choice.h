@@ -12,7 +12,7 @@
 
 namespace axonn::kernels::cuda {
 
-// What of a product arrives while it is computed, and how its rows leave.
+// Which operand arrives during the GEMM, and where its output rows go.
 struct Traffic {
   ArrivingChunks arriving{};
   int64_t num_ranks = 1;   // to which the rows go
