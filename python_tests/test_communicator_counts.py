@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from axonn_ext import Grid
-from axonn_ext.pipeline.edges import steps
+from axonn_ext.pipeline.gpu_channels import steps
 from axonn_ext.ranks.communicators import Communicators
 from axonn_ext.spec.communicators import num_communicators
 from axonn_ext.spec.grid import GridShape

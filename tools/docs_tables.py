@@ -19,6 +19,7 @@ from axonn_ext.bench.results import Comparison, Row
 from axonn_ext.ops.spec import OpSpec
 from axonn_ext.ops.specs import SPECS
 from axonn_ext.overlap import Overlap
+from axonn_ext.planner.machines.machine import load_machine, machine_names
 from axonn_ext.spec import settings
 from axonn_ext.spec.files.keys import keys_of
 from axonn_ext.train.differences import MAY_DIFFER
@@ -103,6 +104,11 @@ def keys_that_may_differ() -> str:
     return table(("key", "why"), [(f"`{key}`", why) for key, why in MAY_DIFFER.items()])
 
 
+def machines() -> str:
+    rows = ((f"`{name}`", load_machine(name).description) for name in machine_names())
+    return table(("name", "machine"), rows)
+
+
 # The tables of each page, by the name in their marks.
 PAGES: Mapping[str, Mapping[str, Callable[[], str]]] = MappingProxyType(
     {
@@ -119,6 +125,7 @@ PAGES: Mapping[str, Mapping[str, Callable[[], str]]] = MappingProxyType(
             "columns": lambda: fields(Row),
             "summary": lambda: fields(Comparison),
         },
+        "planner.md": {"machines": machines},
         "training.md": {"keys that may differ": keys_that_may_differ},
     }
 )

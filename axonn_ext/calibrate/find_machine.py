@@ -1,12 +1,13 @@
-"""Finds machines of the planner by name, including "this"."""
+"""Finds machines of the planner by name, including "this", and by the GPUs of a host."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
 
-from axonn_ext.planner.machines.machine import Machine, load_machine
+from axonn_ext.planner.machines.machine import Machine, load_machine, machine_file, machine_names
 from axonn_ext.spec import settings
+from axonn_ext.spec.files.files import read_toml
 
 
 def measured_file() -> Path | None:
@@ -21,3 +22,13 @@ def find_machine(name: str, *, changes: Sequence[str] = ()) -> Machine:
     changes: keys of its file with other values; see load_machine.
     """
     return load_machine(name, this_file=measured_file(), changes=changes)
+
+
+def machine_of_gpu(gpu: str) -> str | None:
+    """Returns the machine of the package whose `gpu` is part of a GPU's name; None without one.
+
+    gpu: the name that the driver gives. Of several machines, that with the longest `gpu` counts.
+    """
+    parts = {read_toml(machine_file(name)).get("gpu"): name for name in machine_names()}
+    found = [part for part in parts if part and part in gpu]
+    return parts[max(found, key=len)] if found else None

@@ -10,8 +10,8 @@ import torch
 from axonn_ext.pipeline.failures import Failures
 from axonn_ext.pipeline.gpu import gpu_of
 from axonn_ext.pipeline.inbox import Inbox
-from axonn_ext.pipeline.links import Links
 from axonn_ext.pipeline.messages import FORWARD, Message
+from axonn_ext.pipeline.neighbours import Neighbours
 from axonn_ext.ranks.grid import AxisGroup
 from axonn_ext.ranks.side_groups import SideGroups
 from axonn_ext.spec import settings
@@ -27,7 +27,7 @@ class Shift:
     def __init__(self, axis: AxisGroup, device: torch.device) -> None:
         failures, gpu = Failures(settings.load().timeout_seconds), gpu_of(device)
         self._inbox = Inbox(axis, failures, gpu)
-        self._links = Links(axis, self._inbox, failures, SideGroups(), gpu=gpu)
+        self._neighbours = Neighbours(axis, self._inbox, failures, SideGroups(), gpu=gpu)
         self._own = Message(FORWARD, axis.rank, 0)
         self._next = Message(FORWARD, (axis.rank + 1) % axis.size, 0)
 
@@ -37,10 +37,10 @@ class Shift:
 
     def _pass_on(self, phase: str, tensor: torch.Tensor) -> torch.Tensor:
         # Messages of a phase have one shape, so each size is a phase of its own.
-        self._links.expect(phase, [self._own])
-        self._links.send(phase, self._next, tensor)
+        self._neighbours.expect(phase, [self._own])
+        self._neighbours.send(phase, self._next, tensor)
         return self._inbox.take(self._own)
 
     def close(self) -> None:
         """Ends the threads."""
-        self._links.close()
+        self._neighbours.close()

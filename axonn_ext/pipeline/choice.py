@@ -12,10 +12,10 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from axonn_ext import _C
+from axonn_ext.pipeline.channels import Channels, open_channels
 from axonn_ext.pipeline.failures import Failures
 from axonn_ext.pipeline.inbox import Inbox
 from axonn_ext.pipeline.messages import BACKWARD, FORWARD, Message
-from axonn_ext.pipeline.wires import Channels, open_channels
 from axonn_ext.ranks.grid import Grid
 from axonn_ext.spec.pipeline import Task
 

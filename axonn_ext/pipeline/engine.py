@@ -14,9 +14,9 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from axonn_ext.nn.deferred import DeferredWeightGradients, WeightGradients
 from axonn_ext.pipeline.inbox import Inbox
-from axonn_ext.pipeline.links import Links
 from axonn_ext.pipeline.messages import BACKWARD, FORWARD, Message
 from axonn_ext.pipeline.models import StagedModel
+from axonn_ext.pipeline.neighbours import Neighbours
 from axonn_ext.spec.pipeline import Task
 
 TRAINING, EVALUATION = "training", "evaluation"
@@ -81,7 +81,7 @@ class StepRun:
         phase: str,
         rank: int,
         inbox: Inbox,
-        links: Links | None,
+        neighbours: Neighbours | None,
         deferring: DeferredWeightGradients | None,
         most_deferred: int | None,
         deferred_bytes: int,
@@ -93,7 +93,7 @@ class StepRun:
         self.micro_batches: Sequence[Any] = ()
         self._own = model.stages.on(rank)
         self._last = model.stages.num_virtual - 1
-        self._inbox, self._links = inbox, links
+        self._inbox, self._neighbours = inbox, neighbours
         self._deferring, self._most_deferred = deferring, most_deferred
         self._most_deferred_bytes = deferred_bytes
         self._no_sync, self._after_task = no_sync, after_task
@@ -191,8 +191,8 @@ class StepRun:
             )
 
     def _send(self, message: Message, tensor: Tensor) -> None:
-        assert self._links is not None
-        self._links.send(self._phase, message, tensor)
+        assert self._neighbours is not None
+        self._neighbours.send(self._phase, message, tensor)
 
     def _weight(self, stage: int, number: int) -> None:
         weights = self._weights.pop((stage, number), None)

@@ -19,9 +19,9 @@ from axonn_ext.pipeline.engine import EVALUATION, TRAINING, StepRun, StepStats
 from axonn_ext.pipeline.failures import Failures, PipelineError
 from axonn_ext.pipeline.gpu import Pace, gpu_of
 from axonn_ext.pipeline.inbox import Inbox
-from axonn_ext.pipeline.links import Links
 from axonn_ext.pipeline.messages import BACKWARD, DIRECTIONS, FORWARD, Delay, Message
 from axonn_ext.pipeline.models import Layer, Loss
+from axonn_ext.pipeline.neighbours import Neighbours
 from axonn_ext.pipeline.staging import on_all_ranks, stage
 from axonn_ext.pipeline.totals import Totals
 from axonn_ext.ranks.grid import Grid
@@ -100,9 +100,9 @@ class Pipeline:
         self._failed = ""  # what a step has failed with
         self._pace = None if gpu is None else Pace(gpu, self._failures)
         self._inbox = Inbox(self._axis, self._failures, gpu)
-        self._links: Links | None = None
+        self._neighbours: Neighbours | None = None
         if self._axis.size > 1:
-            self._links = Links(
+            self._neighbours = Neighbours(
                 self._axis, self._inbox, self._failures, grid.side_groups, gpu=gpu,
                 wraps=self.options.chunks > 1, shares=self.options.shares, delay=delay,
             )  # fmt: skip
@@ -166,8 +166,8 @@ class Pipeline:
 
     def forget_shapes(self) -> None:
         """Lets the next micro-batches have other shapes. All ranks call it between steps."""
-        if self._links is not None:
-            self._links.forget_shapes()
+        if self._neighbours is not None:
+            self._neighbours.forget_shapes()
 
     def close(self) -> None:
         """Ends the threads of messages. All ranks call it between steps.
@@ -179,11 +179,11 @@ class Pipeline:
             self.orchestrator.close()
         if self._deferring is not None:
             self._deferring.close()
-        if self._links is not None:
+        if self._neighbours is not None:
             if self._failed:
-                self._links.abandon()
+                self._neighbours.abandon()
             else:
-                self._links.close()
+                self._neighbours.close()
         self._failed = self._failed or "it is closed"
 
     def __enter__(self) -> Pipeline:
@@ -210,7 +210,8 @@ class Pipeline:
             raise PipelineError(f"this pipeline is of no use any more: {self._failed}")
         overlaps = self.orchestrator
         run = StepRun(
-            self._model, phase=phase, rank=self._axis.rank, inbox=self._inbox, links=self._links,
+            self._model, phase=phase, rank=self._axis.rank, inbox=self._inbox,
+            neighbours=self._neighbours,
             deferring=self._deferring, deferred_bytes=self.options.deferred_bytes,
             most_deferred=self.options.most_deferred(self._axis.size),
             no_sync=None if overlaps is None else overlaps.no_sync,
@@ -230,7 +231,9 @@ class Pipeline:
             run.stats.waited_seconds = self._failures.waited_seconds - waited
             run.stats.decisions = self._leader.num_decisions - decided
             run.stats.decision_seconds = self._leader.seconds - telling
-            run.stats.shared_bytes = 0 if self._links is None else self._links.shared_bytes
+            run.stats.shared_bytes = (
+                0 if self._neighbours is None else self._neighbours.shared_bytes
+            )
             self._stats = run.stats
         return loss
 
@@ -244,7 +247,7 @@ class Pipeline:
     ) -> Tensor:
         """Runs a step, and returns its loss."""
         count = len(micro_batches)
-        forgotten = 0 if self._links is None else self._links.num_forgotten
+        forgotten = 0 if self._neighbours is None else self._neighbours.num_forgotten
         table = self._model.table
         trains_table = None if table is None else float(table.requires_grad)
         self._totals.compare(
@@ -257,11 +260,11 @@ class Pipeline:
             raise ValueError(f"Pipeline: loss_scale must be positive and finite, got {loss_scale}")
         orders = [self._order(phase, stage, count) for stage in range(self._axis.size)]
         run.micro_batches = self._model.prepare(micro_batches, num_labels, self._totals)
-        if self._links is not None:
-            self._links.expect(phase, self._incoming(orders))
+        if self._neighbours is not None:
+            self._neighbours.expect(phase, self._incoming(orders))
         run.run(self._tasks(phase, run, orders[self._axis.rank]))
-        if self._links is not None:
-            self._links.wait_for_sends()
+        if self._neighbours is not None:
+            self._neighbours.wait_for_sends()
         run.now = "the sum of the losses"
         if self._pace is not None:
             self._pace.finish()

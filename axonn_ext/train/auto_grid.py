@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from axonn_ext.calibrate.find_machine import find_machine, measured_file
+from axonn_ext.calibrate.find_machine import find_machine, machine_of_gpu, measured_file
 from axonn_ext.kernels import host
 from axonn_ext.planner.machines.machine import MEASURED, Machine
 from axonn_ext.planner.search.fastest import plan
@@ -20,18 +20,6 @@ from axonn_ext.train.config import Config
 from axonn_ext.train.corpora import sources_of, text_and_model
 from axonn_ext.train.job import device_of
 
-# Part of a GPU's name -> the machine that has such GPUs. The first part that matches counts.
-_MACHINES_OF_GPUS = {
-    "GH200": "alps",
-    "GB200": "gb200-nvl72",
-    "B200": "dgx-b200",
-    "MI300X": "mi300x",
-    "A100-SXM4-40GB": "perlmutter",
-    "H200": "dgx-h200",
-    "H100": "dgx-h100",
-    "A100": "dgx-a100",
-    "MI250": "frontier",
-}
 _OTHER_GPUS, _CPUS = "ethernet", "host"
 
 
@@ -155,8 +143,3 @@ def _with_memory(machine: Machine, memory_bytes: int) -> Machine:
         machine, memory_bytes=memory_bytes,
         memory_reserved_bytes=int(machine.memory_reserved_bytes * share),
     )  # fmt: skip
-
-
-def machine_of_gpu(gpu: str) -> str | None:
-    """Returns the known machine that has such GPUs, or None. gpu: the driver's name of them."""
-    return next((name for part, name in _MACHINES_OF_GPUS.items() if part in gpu), None)

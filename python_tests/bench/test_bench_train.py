@@ -39,12 +39,12 @@ from axonn_ext.bench.train.systems import (
     build_system,
     torch_step,
 )
+from axonn_ext.calibrate.find_machine import machine_of_gpu
 from axonn_ext.calibrate.measure import Ranks
 from axonn_ext.cli.main import Parser
 from axonn_ext.models import ModelConfig, ParallelConfig
 from axonn_ext.terminal.errors import UserError
 from axonn_ext.terminal.rows import RowsFile
-from axonn_ext.train.auto_grid import machine_of_gpu
 from commands import AXONN, run, torchrun
 
 SMALL = Workload(

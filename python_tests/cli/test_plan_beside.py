@@ -13,7 +13,7 @@ import pytest
 
 from axonn_ext.cli import main
 from axonn_ext.cli.plan.report import TIE_MARK
-from axonn_ext.planner.search.peers import PEERS
+from axonn_ext.planner.search.frameworks import FRAMEWORKS
 from axonn_ext.planner.uncertainty import RANGE, TIE
 from axonn_ext.spec.family import FAMILIES, find_family
 
@@ -94,14 +94,14 @@ def test_other_frameworks_beside_ours(tmp_path: Path, capsys: Capture) -> None:
     content = planned(tmp_path, "--like", "all", "--plot", str(picture))
     assert picture.read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
     out, rows = capsys.readouterr().out, content["like"]
-    assert [row["like"] for row in rows] == ["ours", "ours, with all of these", *PEERS]
+    assert [row["like"] for row in rows] == ["ours", "ours, with all of these", *FRAMEWORKS]
     assert rows[0]["config"] == content["configs"][0]
     steps = [row["config"]["step_time_s"] for row in rows]
     assert steps[1] == min(steps)
-    for name, step in zip(PEERS, steps[2:], strict=True):
+    for name, step in zip(FRAMEWORKS, steps[2:], strict=True):
         line = next(line for line in out.splitlines() if line.startswith(f"{name} "))
         assert line.rstrip().endswith(f"{step / steps[0]:.2f}")
-        assert f"{name}: {PEERS[name].takes} ({PEERS[name].source})" in out
+        assert f"{name}: {FRAMEWORKS[name].takes} ({FRAMEWORKS[name].source})" in out
 
 
 def test_a_framework_for_which_nothing_fits(tmp_path: Path, capsys: Capture) -> None:

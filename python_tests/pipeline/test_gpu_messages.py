@@ -18,13 +18,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from axonn_ext import GridShape
-from axonn_ext.pipeline import Pipeline, PipelineError, PipelineOptions, carriers
-from axonn_ext.pipeline.edges import rounds, steps
+from axonn_ext.pipeline import Pipeline, PipelineError, PipelineOptions, threads
 from axonn_ext.pipeline.failures import Failures
 from axonn_ext.pipeline.gpu import Pace
+from axonn_ext.pipeline.gpu_channels import rounds, steps
 from axonn_ext.pipeline.inbox import ROOM, Inbox
-from axonn_ext.pipeline.links import Links
 from axonn_ext.pipeline.messages import BACKWARD, DIRECTIONS, FORWARD, Form, Message
+from axonn_ext.pipeline.neighbours import Neighbours
 from axonn_ext.ranks.side_groups import SideGroups
 from axonn_ext.spec import settings
 from fake_gpu import FakeGpu, pipelines_on
@@ -52,9 +52,9 @@ def test_a_stage_is_in_one_pair_of_a_round(size: int) -> None:
 @pytest.mark.parametrize("size", range(2, 10))
 def test_both_ends_of_a_connection_are_made_in_the_same_step(size: int, wraps: bool) -> None:
     ranks = [3 * stage + 1 for stage in range(size)]
-    edges = []
-    # With as many steps on all ranks, and both ends of each edge in the same one, no two ranks can
-    # be at different edges and wait for each other; and groups get the same names on both.
+    channels = []
+    # With as many steps on all ranks, and both ends of each channel in the same one, no two ranks
+    # can be at different channels and wait for each other; and groups get the same names on both.
     for found in zip(*(steps(stage, ranks, wraps=wraps) for stage in range(size)), strict=True):
         for stage, step in enumerate(found):
             assert ranks[stage] in step.ranks and step.ranks == sorted(step.ranks)
@@ -67,21 +67,21 @@ def test_both_ends_of_a_connection_are_made_in_the_same_step(size: int, wraps: b
                 assert (other.is_used, other.direction) == (step.is_used, step.direction)
             if step.is_used and step.sends:
                 (to,) = (ranks.index(rank) for rank in step.ranks if rank != ranks[stage])
-                edges.append((stage, to, step.direction))
+                channels.append((stage, to, step.direction))
     ring = [(stage, (stage + step) % size, d) for d, step in DIRECTIONS.items()
             for stage in range(size)]  # fmt: skip
     used = [e for e in ring if wraps or e[1] - e[0] == DIRECTIONS[e[2]]]
-    assert sorted(edges) == sorted(used)
+    assert sorted(channels) == sorted(used)
 
 
 class Ends:
-    """This rank's links in a ring, with a fake GPU."""
+    """This rank's neighbours in a ring, with a fake GPU."""
 
     def __init__(self, shape: GridShape, *, shares: bool = True) -> None:
         self.axis, self.gpu = grid_of(shape).axis("pipe"), FakeGpu()
         self.failures = Failures(settings.load().timeout_seconds)
         self.inbox = Inbox(self.axis, self.failures, self.gpu)
-        self.links = Links(
+        self.neighbours = Neighbours(
             self.axis, self.inbox, self.failures, SideGroups(), gpu=self.gpu, shares=shares
         )
 
@@ -94,7 +94,7 @@ class Ends:
 
     def announce(self, form: Form) -> None:
         """Announces a message forward, which then does not come."""
-        outgoing = self.links._senders[FORWARD]._outgoing
+        outgoing = self.neighbours._senders[FORWARD]._outgoing
         outgoing.send(form.header())
         outgoing.send(torch.zeros(1, dtype=torch.uint8))
 
@@ -109,9 +109,9 @@ def full(shares: bool) -> tuple[list[int], list[int], bool]:
     begins, is_right = len(ends.gpu.begun), True
     if ends.axis.rank == 0:
         for number in range(many):
-            ends.links.send("training", ends.outgoing(FORWARD, number), tensors[number])
+            ends.neighbours.send("training", ends.outgoing(FORWARD, number), tensors[number])
     else:
-        ends.links.expect("training", [ends.incoming(FORWARD, n) for n in range(many)])
+        ends.neighbours.expect("training", [ends.incoming(FORWARD, n) for n in range(many)])
     while len(ends.gpu.ended) < begins + ROOM:
         time.sleep(0.01)
     time.sleep(0.3)  # in which one more would begin
@@ -121,8 +121,8 @@ def full(shares: bool) -> tuple[list[int], list[int], bool]:
         for number in range(many):
             got = ends.inbox.take(ends.incoming(FORWARD, number))
             is_right &= torch.equal(got, tensors[number])
-    ends.links.wait_for_sends()
-    ends.links.close()
+    ends.neighbours.wait_for_sends()
+    ends.neighbours.close()
     return counts, [len(ends.gpu.begun) - begins, len(ends.gpu.ended) - begins], is_right
 
 
@@ -149,7 +149,7 @@ def exchange(shape: GridShape, shares: bool) -> list[str]:
     rank, size, computes = ends.axis.rank, ends.axis.size, ends.gpu.cuda.computes
     shuffled = random.Random(rank)
     for phase in range(len(SHAPES)):
-        ends.links.expect(
+        ends.neighbours.expect(
             str(phase), [ends.incoming(d, n) for d in DIRECTIONS for n in range(COUNT)]
         )
         for number in range(COUNT):
@@ -158,7 +158,7 @@ def exchange(shape: GridShape, shares: bool) -> list[str]:
                 # The GPU computes the values later than the host sends them.
                 values, seconds = content(rank, direction, phase, number), shuffled.uniform(0, 3e-3)
                 computes.run(lambda s=seconds, t=tensor, v=values: (time.sleep(s), t.copy_(v)))
-                ends.links.send(str(phase), ends.outgoing(direction, number), tensor)
+                ends.neighbours.send(str(phase), ends.outgoing(direction, number), tensor)
         todo = [direction for direction in DIRECTIONS for _ in range(COUNT)]
         shuffled.shuffle(todo)
         numbers = {direction: count() for direction in DIRECTIONS}
@@ -168,8 +168,8 @@ def exchange(shape: GridShape, shares: bool) -> list[str]:
             got, sender = ends.inbox.take(message), (rank - DIRECTIONS[direction]) % size
             if not torch.equal(got, content(sender, direction, phase, message.micro_batch)):
                 wrong.append(f"phase {phase}, {message}")
-        ends.links.wait_for_sends()
-    ends.links.close()
+        ends.neighbours.wait_for_sends()
+    ends.neighbours.close()
     assert len(ends.gpu.used) == len(SHAPES) * 2 * COUNT
     return wrong
 
@@ -236,13 +236,13 @@ def stopped(announced: bool) -> tuple[int, int, bool]:
     ends, message = Ends(GridShape(pipe=2)), Message(FORWARD, 1, 0)
     form = Form((4,), torch.float32)
     if ends.axis.rank == 1:
-        ends.links.expect("training", [message])
+        ends.neighbours.expect("training", [message])
         time.sleep(0.2)  # the thread waits by now
     elif announced:
         ends.announce(form)
     time.sleep(0.5)
-    with mock.patch.object(carriers, "_JOIN_SECONDS", 1.0 if announced else HANG_SECONDS):
-        ends.links.abandon()
+    with mock.patch.object(threads, "_JOIN_SECONDS", 1.0 if announced else HANG_SECONDS):
+        ends.neighbours.abandon()
     return len(ends.threads()), len(ends.gpu.aborted), ends.inbox.has(message)
 
 
@@ -278,24 +278,24 @@ def dies_after_announcing() -> tuple[str, int]:
         ends.announce(Form((4,), torch.float32))
         time.sleep(0.5)  # the other rank's GPU asks for it
         os._exit(9)
-    ends.links.expect("training", [message])
+    ends.neighbours.expect("training", [message])
     with pytest.raises(PipelineError) as error:
         ends.inbox.take(message)
-    ends.links.abandon()
+    ends.neighbours.abandon()
     return str(error.value), len(ends.threads())
 
 
 def dies_after_calling() -> tuple[str, int]:
     ends = Ends(GridShape(pipe=2))
     if ends.axis.rank == 0:
-        ends.links._receivers[BACKWARD]._calls.send(torch.zeros(1, dtype=torch.uint8))
+        ends.neighbours._receivers[BACKWARD]._calls.send(torch.zeros(1, dtype=torch.uint8))
         time.sleep(1)  # the other rank's GPU begins to send
         os._exit(9)
     with pytest.raises(PipelineError) as error:
-        ends.links.send("training", Message(BACKWARD, 0, 0), torch.ones(4))
-        ends.links.wait_for_sends()
+        ends.neighbours.send("training", Message(BACKWARD, 0, 0), torch.ones(4))
+        ends.neighbours.wait_for_sends()
     assert len(ends.gpu.begun) > len(ends.gpu.ended)
-    ends.links.abandon()
+    ends.neighbours.abandon()
     return str(error.value), len(ends.threads())
 
 
@@ -304,9 +304,9 @@ def dies_before_it_takes() -> tuple[str, int]:
     if ends.axis.rank == 0:
         os._exit(9)
     with pytest.raises(PipelineError) as error:
-        ends.links.send("training", Message(BACKWARD, 0, 0), torch.ones(4))
-        ends.links.wait_for_sends()
-    ends.links.abandon()
+        ends.neighbours.send("training", Message(BACKWARD, 0, 0), torch.ones(4))
+        ends.neighbours.wait_for_sends()
+    ends.neighbours.abandon()
     return str(error.value), len(ends.threads())
 
 

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from axonn_ext import GridShape, full_gradients
 from axonn_ext.models import ParallelConfig
-from axonn_ext.pipeline import Pipeline, PipelineError, PipelineOptions, wires
+from axonn_ext.pipeline import Pipeline, PipelineError, PipelineOptions, channels
 from grids import grid_of
 from limits import HANG_SECONDS
 from pipeline_cases import config_of, make, own_batches
@@ -33,7 +33,7 @@ PAGE = 4096
 def bits(shape: GridShape, options: PipelineOptions, unreachable: bool) -> tuple[bytes, int]:
     """The results' bits, and the bytes of shared memory; rank 1 may not get at that of others."""
     model = make(config_of("gpt2", 4), shape, options, ParallelConfig())
-    refused = mock.patch.object(wires, "_receivers", lambda addresses: {})
+    refused = mock.patch.object(channels, "_receivers", lambda addresses: {})
     with refused if unreachable and model.grid.rank == 1 else nullcontext():
         pipeline = Pipeline(model, model.grid, options)
     with pipeline:

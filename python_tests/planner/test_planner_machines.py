@@ -61,12 +61,8 @@ def read(folder: Path, text: str) -> Machine:
 
 
 def test_the_machines_of_the_package() -> None:
-    names = machine_names()
-    assert names == [
-        "alps", "aws-p5", "dgx-a100", "dgx-b200", "dgx-h100", "dgx-h200", "ethernet", "frontier",
-        "gb200-nvl72", "host", "mi300x", "perlmutter", "roce-h100", "summit",
-    ]  # fmt: skip
-    for name in names:
+    assert {"dgx-h100", "ethernet", "host"} <= set(machine_names())
+    for name in machine_names():
         machine = load_machine(name)
         assert machine.name == name
         assert machine.usable_bytes < machine.memory_bytes

@@ -60,7 +60,7 @@ layout = "replicated"
 recompute = "full"
 overlap = { prefetch = 1, deferred = 2, held_blocks = 0 }
 
-[peers.slow]
+[frameworks.slow]
 name = "Slow"
 layout = "replicated"
 recompute = "full"
@@ -171,12 +171,12 @@ def test_rows_of_published_runs_are_those_of_the_fit() -> None:
         ('assumed = ["all"]', "assumed = []", "assumed must be an array of texts"),
         ("z = 4, data = 4", "z = 4, data = 2", "a grid of num_ranks=16 ranks"),
         ('kind = "faster"', 'kind = "quicker"', "kind must be one of share_of_peak"),
-        ('than = "slow"', 'than = "fast"', "peers.fast must be a table"),
+        ('than = "slow"', 'than = "fast"', "frameworks.fast must be a table"),
         ("to = 0.2", "to = 0.05", "to must be a finite number >= 0.1"),
         ("micro_batches = 2", "microbatches = 2", "microbatches"),
         ("series = true", 'compared = ["axonn2025"]', "compared must be an array of sources"),
         ("sequences = [1, 2]", "sequences = [0]", "sequences must be an array of whole numbers"),
-        ("axes = {", "zeros = 3\naxes = {", "unknown key in peers.slow 'zeros'"),
+        ("axes = {", "zeros = 3\naxes = {", "unknown key in frameworks.slow 'zeros'"),
         ("batch_size = 64", "batch_size = 64\nbatches = 3", "unknown key in theirs 'batches'"),
         ("axes = {", "zero = 3\naxes = {", "zero must be 0, 1 or 2, got 3"),
         ("memory_bytes_per_s = 1e12", "memory_bytes_per_s = 0", "finite number > 0, got 0"),
@@ -207,7 +207,7 @@ def test_steps_are_those_of_the_file(tmp_path: Path) -> None:
     assert second.theirs.step_time_s == by_hand.step_time_s
     dgx = estimate(job, load_machine("dgx-a100"), by_hand.memory)
     assert dgx.step_time_s < by_hand.step_time_s  # whose memory is faster
-    slow = first.peers["slow"]
+    slow = first.frameworks["slow"]
     assert slow is not None and slow.job.options.overlap is None
     assert slow.job.grid.pipe * slow.job.grid.data == 8
     assert first.best is not None and first.best.step_time_s <= first.theirs.step_time_s

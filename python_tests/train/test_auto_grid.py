@@ -16,6 +16,7 @@ import pytest
 import torch
 from torch.distributed import HashStore
 
+from axonn_ext.calibrate.find_machine import machine_of_gpu
 from axonn_ext.cli import main
 from axonn_ext.cli.train import _worker_arguments
 from axonn_ext.planner import load_machine, plan
@@ -23,7 +24,7 @@ from axonn_ext.planner.machines.machine import machine_names
 from axonn_ext.ranks.launch.place import Process
 from axonn_ext.ranks.launch.process import settled_by_rank_0
 from axonn_ext.terminal.errors import UserError
-from axonn_ext.train.auto_grid import choose_grid, machine_here, machine_of_gpu, make_request
+from axonn_ext.train.auto_grid import choose_grid, machine_here, make_request
 from axonn_ext.train.config_file import Override, load_config
 from axonn_ext.train.job import prepare
 from limits import HANG_SECONDS

@@ -17,9 +17,8 @@ from axonn_ext.bench.benchmark import take_turns
 from axonn_ext.bench.train.check import NUM_STEPS, Trace, Verdict, compare, first_steps
 from axonn_ext.bench.train.plan import BF16, SINGLE, MemoryUse, Plan, Row, SystemSpec
 from axonn_ext.bench.train.systems import State, System, build_system, whole_initial_state
-from axonn_ext.calibrate.find_machine import find_machine
+from axonn_ext.calibrate.find_machine import find_machine, machine_of_gpu
 from axonn_ext.calibrate.measure import Ranks, Timing, ranks_of
-from axonn_ext.train.auto_grid import machine_of_gpu
 
 Build = Callable[[SystemSpec, Plan, State | None], System]
 _KIB = 1024

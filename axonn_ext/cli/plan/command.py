@@ -18,7 +18,7 @@ from axonn_ext.planner.job import WIDTHS
 from axonn_ext.planner.machines.machine import machine_names
 from axonn_ext.planner.search.axes import AxisRules
 from axonn_ext.planner.search.fastest import Plan, plan
-from axonn_ext.planner.search.peers import PEERS
+from axonn_ext.planner.search.frameworks import FRAMEWORKS
 from axonn_ext.planner.search.request import Request
 from axonn_ext.planner.search.sensitivity import variants
 from axonn_ext.spec import settings
@@ -144,7 +144,8 @@ def _add_fixed(group: argparse._ArgumentGroup) -> None:
 def _add_outputs(group: argparse._ArgumentGroup) -> None:
     add = group.add_argument
     add("--like", type=like.parse_like, metavar="NAME,...",
-        help=f"frameworks whose best choice is shown, too: {', '.join(PEERS)} or all")  # fmt: skip
+        help=f"frameworks whose best choice is shown, too: {', '.join(FRAMEWORKS)} "
+        "or all")  # fmt: skip
     add("--sensitivity", action="store_true",
         help="show what changes if links are 20 %% slower or faster than in the machine "
         "file")  # fmt: skip

@@ -13,7 +13,7 @@ from axonn_ext.cli.plan.budget import Budget
 from axonn_ext.planner.errors import PlannerError
 from axonn_ext.planner.estimate import Estimate
 from axonn_ext.planner.machines.machine import Machine
-from axonn_ext.planner.search.peers import PEERS, plan_peer, plan_with_all
+from axonn_ext.planner.search.frameworks import FRAMEWORKS, plan_framework, plan_with_all
 from axonn_ext.planner.search.request import Request
 from axonn_ext.terminal.console import plain_table, print_table, say
 
@@ -31,32 +31,32 @@ class Row:
 
 
 def parse_like(text: str) -> tuple[str, ...]:
-    """Returns the names of peers in a text like "megatron,fsdp" or "all"."""
-    names = tuple(PEERS) if text == _ALL else tuple(text.split(","))
-    if not set(names) <= set(PEERS) or len(set(names)) < len(names):
+    """Returns the names of frameworks in a text like "megatron,fsdp" or "all"."""
+    names = tuple(FRAMEWORKS) if text == _ALL else tuple(text.split(","))
+    if not set(names) <= set(FRAMEWORKS) or len(set(names)) < len(names):
         raise argparse.ArgumentTypeError(
-            f"expected {_ALL}, or some of {', '.join(PEERS)} with commas between, got {text!r}"
+            f"expected {_ALL}, or some of {', '.join(FRAMEWORKS)} with commas between, got {text!r}"
         )
     return names
 
 
 def plan_rows(names: tuple[str, ...], request: Request, ours: Estimate) -> list[Row]:
-    """Returns ours, ours with all that the others have, and the peers of these names.
+    """Returns ours, ours with all that the others have, and the frameworks of these names.
 
     ours: the fastest configuration of the request.
     """
-    peers = []
+    frameworks = []
     for name in names:
         try:
-            peers.append(Row(name, plan_peer(PEERS[name], request)))
+            frameworks.append(Row(name, plan_framework(FRAMEWORKS[name], request)))
         except PlannerError as error:
-            peers.append(Row(name, None, str(error)))
-    found = [row.best for row in peers if row.best is not None]
-    return [Row(OURS, ours), Row(ALL_OURS, plan_with_all(request, [ours, *found])), *peers]
+            frameworks.append(Row(name, None, str(error)))
+    found = [row.best for row in frameworks if row.best is not None]
+    return [Row(OURS, ours), Row(ALL_OURS, plan_with_all(request, [ours, *found])), *frameworks]
 
 
 def print_like(console: Console, rows: list[Row]) -> None:
-    """Prints the table, and from where it is known what each peer has."""
+    """Prints the table, and from where it is known what each framework has."""
     ours = rows[0].best
     assert ours is not None
     table = plain_table(padding=(0, 2, 0, 0))
@@ -77,10 +77,10 @@ def print_like(console: Console, rows: list[Row]) -> None:
     say(console, "")
     say(console, f"{ALL_OURS}: may have the stages, ZeRO and offload of the others, too")
     for row in rows:
-        if row.name not in PEERS:
+        if row.name not in FRAMEWORKS:
             continue
-        peer = PEERS[row.name]
-        say(console, f"{row.name}: {peer.takes} ({peer.source})")
+        framework = FRAMEWORKS[row.name]
+        say(console, f"{row.name}: {framework.takes} ({framework.source})")
         if row.problem:
             say(console, f"{row.name}: {row.problem}")
 

@@ -87,7 +87,7 @@ def _unit(figure: Figure, study: Study) -> str:
         case "efficiency":
             return "% of the efficiency of the first row"
         case "faster":
-            return f"% faster than {study.peers[figure.than]}"
+            return f"% faster than {study.frameworks[figure.than]}"
     return _UNITS[figure.kind]
 
 

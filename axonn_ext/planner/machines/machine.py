@@ -23,7 +23,7 @@ from axonn_ext.spec.files.tables import Table
 from axonn_ext.spec.grid import GridShape
 
 DEVICES = ("cuda", "cpu")
-OWN_KEYS = {"name", "description", "source"}  # what a file does not take from its base
+OWN_KEYS = {"name", "description", "source", "gpu"}  # what a file does not take from its base
 _HOST_KEYS = ("host_link_bytes_per_s", "host_memory_bytes_per_s")
 _TREE_RATE = 0.92  # of a ring's bandwidth (NCCL, src/graph/tuning.cc)
 MEASURED = "this"  # the machine that `axonn-ext bench links` measured
@@ -243,6 +243,7 @@ def _with_base(file: Path | Traversable) -> dict[str, Any]:
 def _read(file: Path | Traversable, default_name: str, changes: Sequence[str]) -> Machine:
     table = Table(changed(_with_base(file), changes), "", str(file))
     table.text("source")
+    table.text("gpu", "")  # for calibrate.find_machine
     name = " with ".join((table.text("name", default_name), *changes))
     peak_flops = _peak_flops(table)
     dtypes = tuple(peak_flops)

@@ -32,7 +32,7 @@ _SIMULATED = 12  # of the steps that a framework could run, those that are simul
 
 @dataclass(frozen=True)
 class Told:
-    """A row retold. theirs: as its source ran it; best: the planner's proposal; peers: by key.
+    """A row retold. theirs: as its source ran it; best: the planner's proposal; frameworks: by key.
 
     None: nothing fits.
     """
@@ -41,7 +41,7 @@ class Told:
     machine: Machine
     theirs: Estimate | None
     best: Estimate | None
-    peers: Mapping[str, Estimate | None]
+    frameworks: Mapping[str, Estimate | None]
 
     @property
     def too_large(self) -> bool:
@@ -92,7 +92,7 @@ def retell(study: Study) -> tuple[Told, ...]:
         Told(
             row, study.machines[row.case.machine], as_it_ran(row.case, row.way),
             best(_model_and_gpus(row.case)),
-            {key: as_it_ran(case, way) for key, (case, way) in row.peers.items()},
+            {key: as_it_ran(case, way) for key, (case, way) in row.frameworks.items()},
         )
         for row in study.rows
     )  # fmt: skip
@@ -156,8 +156,8 @@ def _value(
             return step.tokens_per_s / this.num_ranks
         case "efficiency":
             return efficiency
-    peer = told.peers[figure.than]
-    return None if peer is None else peer.step_time_s / step.step_time_s - 1
+    framework = told.frameworks[figure.than]
+    return None if framework is None else framework.step_time_s / step.step_time_s - 1
 
 
 def range_of_network(told: Told, step: Estimate, flops: str) -> tuple[float, float]:

@@ -29,7 +29,7 @@ from axonn_ext.spec.grid import AXES
 # tflops_per_gpu         the same operations, in 1e12 a second and GPU
 # tokens_per_s_per_gpu   tokens of a step, a second and GPU
 # efficiency             share of peak over that of the machine's first row
-# faster                 seconds of a peer's step over those of this one, less 1
+# faster                 seconds of a framework's step over those of this one, less 1
 KINDS = ("share_of_peak", "tflops_per_gpu", "tokens_per_s_per_gpu", "efficiency", "faster")
 
 
@@ -39,8 +39,8 @@ class Figure:
 
     kind: one of KINDS. flops: the rule by which the source counts operations, a key of FLOPS.
     reported: the two ends of a range, which are equal for one number; None: nothing was reported.
-    than: the peer of "faster". note: what a reader must know beside it. apart: it was reached with
-    what the planner does not have, so that it does not count in the mean error.
+    than: the framework of "faster". note: what a reader must know about it. apart: it was reached
+    with what the planner does not have, so that it does not count in the mean error.
     """
 
     kind: str
@@ -69,14 +69,14 @@ class Way:
 class Row:
     """One step of a study, and at least one figure of it.
 
-    peers: key -> the same step as another framework runs it.
+    frameworks: key -> the same step as another framework runs it.
     """
 
     case: Case
     way: Way
     figures: tuple[Figure, ...]
     assumed: str
-    peers: Mapping[str, tuple[Case, Way]]
+    frameworks: Mapping[str, tuple[Case, Way]]
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ class Study:
     says: what the source reports. assumed: inputs that it does not tell. lacks: what the planner
     does not have of it. most_stages: the most pipeline stages of the planner's own proposals.
     series: the rows of each machine are a curve over the number of GPUs. machines: by name.
-    peers: the names of other frameworks, by key.
+    frameworks: the names of other frameworks, by key.
     """
 
     name: str
@@ -97,7 +97,7 @@ class Study:
     lacks: tuple[str, ...]
     rows: tuple[Row, ...]
     machines: Mapping[str, Machine]
-    peers: Mapping[str, str]
+    frameworks: Mapping[str, str]
     most_stages: int
     series: bool
 
@@ -135,7 +135,7 @@ def read_study(path: Traversable, name: str) -> Study:
         lacks=_texts(file, "lacks"),
         rows=tuple(rows),
         machines=MappingProxyType({machine: _machine(machine, changed) for machine in names}),
-        peers={key: way.name for row in rows for key, (_, way) in row.peers.items()},
+        frameworks={key: way.name for row in rows for key, (_, way) in row.frameworks.items()},
         most_stages=file.count("most_stages"),
         series=series,
     )
@@ -190,7 +190,7 @@ def _published_row(run: Run) -> Row:
 def _own_rows(file: Table) -> list[Row]:
     theirs, flops = file.table("theirs"), file.one_of("flops", tuple(FLOPS))
     places = (theirs, *_compared(file))
-    models, peers = (_table_of(file, key) for key in ("models", "peers"))
+    models, frameworks = (_table_of(file, key) for key in ("models", "frameworks"))
     known: dict[str, Table] = {}
     way, rows = _read_way(theirs), []
     for row in file.tables("rows"):
@@ -198,8 +198,8 @@ def _own_rows(file: Table) -> list[Row]:
         given = tuple(_read_figure(figure, flops) for figure in row.tables("figures"))
         figures = given or (Figure("share_of_peak", flops),)
         wanted = dict.fromkeys(figure.than for figure in figures if figure.than)
-        known |= {key: peers.table(key) for key in wanted if key not in known}
-        others = {key: (_as_peer(case, known[key]), _read_way(known[key])) for key in wanted}
+        known |= {key: frameworks.table(key) for key in wanted if key not in known}
+        others = {key: (_as_framework(case, known[key]), _read_way(known[key])) for key in wanted}
         rows.append(Row(case, way, figures, row.text("assumed", ""), MappingProxyType(others)))
         row.finish()
     for table in (theirs, *known.values()):
@@ -233,10 +233,10 @@ def _read_case(places: Sequence[Table], models: Table) -> Case:
     return case
 
 
-def _as_peer(case: Case, peer: Table) -> Case:
+def _as_framework(case: Case, framework: Table) -> Case:
     """Returns the same step with the options of another framework, whose grid is not known."""
     return replace(
-        case, grid=None, options=read_options((peer,)), overlap=read_overlap((peer,)),
+        case, grid=None, options=read_options((framework,)), overlap=read_overlap((framework,)),
         powers_of_two=False,
     )  # fmt: skip
 

@@ -29,7 +29,7 @@ from axonn_ext.ranks.side_groups import SideGroups
 _T = TypeVar("_T")
 
 
-class Edge:
+class GpuChannel:
     """A connection with one neighbour, of which this rank sends all messages or receives all.
 
     Transfers run on a stream of their own.
@@ -47,7 +47,7 @@ class Edge:
             return tensor.contiguous()
 
     def buffer(self, form: Form) -> Tensor:
-        """Returns memory for a message to receive; it belongs to the edge's stream."""
+        """Returns memory for a message to receive; it belongs to the channel's stream."""
         with self._gpu.cuda.stream(self._stream):
             return torch.empty(form.shape, dtype=form.dtype, device=self._gpu.device)
 
@@ -98,8 +98,8 @@ class Edge:
 
 def connect(
     stages: AxisGroup, groups: SideGroups, gpu: Gpu, failures: Failures, *, wraps: bool
-) -> Mapping[tuple[str, int], Edge]:
-    """Returns the edges of this rank, by direction and the stage that sends.
+) -> Mapping[tuple[str, int], GpuChannel]:
+    """Returns the channels of this rank, by direction and the stage that sends.
 
     wraps: whether the last stage and the first one are neighbours, too. Collective over all ranks,
     each of which meets the stages of its own axis, and then a barrier. Raises the error of this
@@ -120,7 +120,7 @@ def connect(
 
 @dataclass(frozen=True)
 class Step:
-    """What a rank does in a round and direction: it makes a group, and an edge if it is used.
+    """What a rank does in a round and direction: it makes a group, and a channel if it is used.
 
     ranks: of the group. source: the stage that sends; `sends` says whether it is this one.
     """
@@ -139,7 +139,7 @@ def steps(stage: int, ranks: Sequence[int], *, wraps: bool) -> Iterator[Step]:
     ranks: of all stages.
 
     All go through the rounds in the same order, and each meets at most one other in a round and
-    direction. So of all that wait, those that are least far are both at the same edge.
+    direction. So of all that wait, those that are least far are both at the same channel.
 
     A stage that meets nobody makes a group of its own. For c10d names groups after how many a rank
     has made (see SideGroups); and with `init_process_group(device_id=...)` it splits each one off
@@ -161,7 +161,7 @@ def steps(stage: int, ranks: Sequence[int], *, wraps: bool) -> Iterator[Step]:
 
 def _connect(
     todo: Sequence[Step], groups: SideGroups, gpu: Gpu, failures: Failures
-) -> dict[tuple[str, int], Edge]:
+) -> dict[tuple[str, int], GpuChannel]:
     # All groups first: where a connection fails, all ranks have still made as many.
     made = []
     for step in todo:
@@ -170,8 +170,8 @@ def _connect(
     found = {}
     for step, group in zip(todo, made, strict=True):
         if step.is_used:
-            edge = found[step.direction, step.source] = Edge(group, gpu)
-            meet = partial(edge.connect, sends=step.sends)
+            channel = found[step.direction, step.source] = GpuChannel(group, gpu)
+            meet = partial(channel.connect, sends=step.sends)
             _waiting_beside(meet, gpu, failures, f"the connection for {step.what}")
     return found
 

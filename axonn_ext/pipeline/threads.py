@@ -11,9 +11,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from axonn_ext.pipeline.channels import Incoming, Outgoing
 from axonn_ext.pipeline.inbox import Inbox
 from axonn_ext.pipeline.messages import HEADER, Form, Message
-from axonn_ext.pipeline.wires import Incoming, Outgoing
 
 Key = tuple[str, str, int]  # phase, direction, stage: whose messages have one form
 _JOIN_SECONDS = 1.0
@@ -37,7 +37,7 @@ class Job:
         return self.phase, self.message.direction, self.message.stage
 
 
-class Carrier:
+class MessageThread:
     """Does jobs one after the other, in a thread of its own."""
 
     def __init__(self) -> None:
@@ -85,7 +85,7 @@ class Carrier:
         raise NotImplementedError
 
 
-class Sender(Carrier):
+class Sender(MessageThread):
     """Sends messages to a rank. One that cannot be sent ends all waiting for other messages."""
 
     def __init__(self, outgoing: Outgoing, inbox: Inbox, *, to: int) -> None:
@@ -119,7 +119,7 @@ class Sender(Carrier):
         self._outgoing.send(job.tensor)
 
 
-class Receiver(Carrier):
+class Receiver(MessageThread):
     """Receives messages."""
 
     def __init__(self, incoming: Incoming, inbox: Inbox) -> None:
@@ -148,21 +148,21 @@ class Receiver(Carrier):
         return self._incoming.receive(form)
 
 
-def end_at_once(carriers: Iterable[Carrier], inbox: Inbox) -> None:
+def end_at_once(threads: Iterable[MessageThread], inbox: Inbox) -> None:
     """Ends the threads, but those that wait for gloo.
 
     A thread that woke up in C++ while the interpreter ends would end the process with SIGABRT.
     """
     inbox.close()
-    for carrier in carriers:
-        carrier.end()
-        carrier.stop()
-    for carrier in carriers:
-        carrier.join(_JOIN_SECONDS)
-    for carrier in carriers:
-        if carrier.is_alive():
-            carrier.abort()
-            carrier.join(_JOIN_SECONDS)
+    for thread in threads:
+        thread.end()
+        thread.stop()
+    for thread in threads:
+        thread.join(_JOIN_SECONDS)
+    for thread in threads:
+        if thread.is_alive():
+            thread.abort()
+            thread.join(_JOIN_SECONDS)
 
 
 def _short(error: Exception) -> str:

@@ -1,6 +1,6 @@
 """What other frameworks can choose from, so that a plan shows what ours gains beside them.
 
-A peer is planned with our own model of kernels, links and memory. Only the grids, layouts,
+A framework is planned with our own model of kernels, links and memory. Only the grids, layouts,
 schedules and options that it does not have are left out.
 """
 
@@ -22,7 +22,7 @@ _MOST_STAGES = 64  # of Megatron-LM's largest published model (arXiv:2104.04473,
 
 
 @dataclass(frozen=True)
-class Peer:
+class Framework:
     """A framework.
 
     takes      what it has of ours, in words
@@ -43,7 +43,7 @@ class Peer:
     whole_z: bool = False
 
     def request(self, ours: Request) -> Request:
-        """Returns the search among all that the peer has.
+        """Returns the search among all that the framework has.
 
         ours: model, machine, GPUs, batch and what the user has fixed. Its axes, layouts, schedules,
         ZeRO and offload are not used.
@@ -58,14 +58,14 @@ class Peer:
         )  # fmt: skip
 
 
-PEERS: Mapping[str, Peer] = MappingProxyType(
+FRAMEWORKS: Mapping[str, Framework] = MappingProxyType(
     {
-        "ddp": Peer(
+        "ddp": Framework(
             takes="data parallelism alone, sums of gradients in buckets beside backward",
             source="Li et al. 2020, arXiv:2006.15704",
             axes="x=1,y=1,z=1",
         ),
-        "zero3": Peer(
+        "zero3": Framework(
             takes="parameters, gradients and AdamW's state divided over all GPUs; parameters are "
             "gathered for each use",
             source="Rajbhandari et al. 2020, arXiv:1910.02054, section 5 (stage 3)",
@@ -73,14 +73,14 @@ PEERS: Mapping[str, Peer] = MappingProxyType(
             fixed={"reshard_after_forward": True},
             whole_z=True,
         ),
-        "fsdp": Peer(
+        "fsdp": Framework(
             takes="the same over all GPUs or over groups of them that are copies of each other; "
             "parameters gathered for each use, or kept from forward to backward",
             source="Zhao et al. 2023, arXiv:2304.11277, sections 3.2 and 3.3; PyTorch's "
             "documentation of fully_shard",
             axes="x=1,y=1",
         ),
-        "megatron": Peer(
+        "megatron": Framework(
             takes="tensor and sequence parallelism inside a node, pipeline stages by 1F1B, also "
             "interleaved with 2 chunks, data parallelism, a distributed optimizer (zero 1)",
             source="Narayanan et al. 2021, arXiv:2104.04473, sections 2 and 3.2 (takeaway 1: "
@@ -91,7 +91,7 @@ PEERS: Mapping[str, Peer] = MappingProxyType(
             zero=(0, 1),
             fixed={"save_gathered": False},
         ),
-        "axonn2021": Peer(
+        "axonn2021": Framework(
             takes="message-driven pipeline stages with as many micro-batches in flight as stages, "
             "weight gradients in backward, data parallelism, AdamW's state on the device or the "
             "host",
@@ -105,9 +105,9 @@ PEERS: Mapping[str, Peer] = MappingProxyType(
 
 
 def plan_with_all(ours: Request, found: Sequence[Estimate]) -> Estimate:
-    """Returns the fastest of ours if it may have whatever a peer has: stages, ZeRO, offload.
+    """Returns the fastest of ours if it may have whatever a framework has: stages, ZeRO, offload.
 
-    found: what is known to be possible, such as the plans of peers. It is never slower than these.
+    found: known possible plans, such as those of frameworks. The result is never slower than these.
     Raises PlannerError, which says what would fit, if nothing fits and nothing is known.
     """
     own = ours.optimizers[0]
@@ -126,9 +126,9 @@ def plan_with_all(ours: Request, found: Sequence[Estimate]) -> Estimate:
     return min((*best, *found), key=lambda e: e.step_time_s)
 
 
-def plan_peer(peer: Peer, ours: Request) -> Estimate:
-    """Returns the fastest configuration of those that the peer can choose from.
+def plan_framework(framework: Framework, ours: Request) -> Estimate:
+    """Returns the fastest configuration of those that the framework can choose from.
 
     Raises PlannerError, which says what would fit, if nothing of it fits.
     """
-    return plan(peer.request(ours)).configs[0]
+    return plan(framework.request(ours)).configs[0]

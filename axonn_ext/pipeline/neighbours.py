@@ -19,14 +19,7 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from axonn_ext import _C
-from axonn_ext.pipeline.carriers import Carrier, Job, Key, Receiver, Sender, end_at_once
-from axonn_ext.pipeline.edges import Edge, connect
-from axonn_ext.pipeline.failures import Failures, PipelineError
-from axonn_ext.pipeline.gpu import Gpu
-from axonn_ext.pipeline.gpu_carriers import GpuReceiver, GpuSender
-from axonn_ext.pipeline.inbox import Inbox
-from axonn_ext.pipeline.messages import DIRECTIONS, Delay, Form, Message
-from axonn_ext.pipeline.wires import (
+from axonn_ext.pipeline.channels import (
     Channels,
     GlooIncoming,
     GlooOutgoing,
@@ -36,6 +29,13 @@ from axonn_ext.pipeline.wires import (
     SharedOutgoing,
     open_channels,
 )
+from axonn_ext.pipeline.failures import Failures, PipelineError
+from axonn_ext.pipeline.gpu import Gpu
+from axonn_ext.pipeline.gpu_channels import GpuChannel, connect
+from axonn_ext.pipeline.gpu_threads import GpuReceiver, GpuSender
+from axonn_ext.pipeline.inbox import Inbox
+from axonn_ext.pipeline.messages import DIRECTIONS, Delay, Form, Message
+from axonn_ext.pipeline.threads import Job, Key, MessageThread, Receiver, Sender, end_at_once
 from axonn_ext.ranks.grid import AxisGroup
 from axonn_ext.ranks.side_groups import SideGroups
 from axonn_ext.ranks.tracing import record_issued
@@ -49,7 +49,7 @@ class _Ways:
     into: Incoming
 
 
-class Links:
+class Neighbours:
     """Sends to both neighbours of a stage and receives from them, each in a thread of its own.
 
     All ranks of a pipeline must make theirs in the same order. gpu: where messages are; None: on
@@ -73,9 +73,9 @@ class Links:
     ) -> None:
         self._stages, self._inbox, self._failures, self._delay = stages, inbox, failures, delay
         self._gpu = gpu
-        self._edges: Mapping[tuple[str, int], Edge] = {}
+        self._gpu_channels: Mapping[tuple[str, int], GpuChannel] = {}
         if gpu is not None:
-            self._edges = connect(stages, groups, gpu, failures, wraps=wraps)
+            self._gpu_channels = connect(stages, groups, gpu, failures, wraps=wraps)
         self._forms: dict[Key, Form] = {}  # of what this stage sends
         self.num_forgotten = 0
         self._channels: list[_C.MessageSender] = []
@@ -83,12 +83,12 @@ class Links:
         self._receivers: dict[str, Receiver] = {}
         for direction in DIRECTIONS:
             self._connect(direction, groups, shares)
-        for carrier in self._carriers:
-            carrier.start()
-        self._end = weakref.finalize(self, end_at_once, self._carriers, inbox)
+        for thread in self._threads:
+            thread.start()
+        self._end = weakref.finalize(self, end_at_once, self._threads, inbox)
 
     @property
-    def _carriers(self) -> list[Carrier]:
+    def _threads(self) -> list[MessageThread]:
         return [*self._senders.values(), *self._receivers.values()]
 
     @property
@@ -147,10 +147,10 @@ class Links:
     def close(self) -> None:
         """Ends the threads. All messages must have been received."""
         self._end.detach()
-        for carrier in self._carriers:
-            carrier.end()
-        for carrier in self._carriers:
-            carrier.join()
+        for thread in self._threads:
+            thread.end()
+        for thread in self._threads:
+            thread.join()
         self._let_go()
 
     def abandon(self) -> None:
@@ -175,10 +175,10 @@ class Links:
         sender, receiver = Sender(ways.out, inbox, to=ranks[up]), Receiver(ways.into, inbox)
         if gpu is not None:  # each message is called for, which goes the other way
             calls = self._ways(f"calls {direction}", group, shares, to=down, source=up, tag=1)
-            if edge := self._edges.get((direction, stages.rank)):
-                sender = GpuSender(edge, gpu, ways.out, calls.into, inbox, to=ranks[up])
-            if edge := self._edges.get((direction, down)):
-                receiver = GpuReceiver(edge, gpu, ways.into, calls.out, inbox)
+            if channel := self._gpu_channels.get((direction, stages.rank)):
+                sender = GpuSender(channel, gpu, ways.out, calls.into, inbox, to=ranks[up])
+            if channel := self._gpu_channels.get((direction, down)):
+                receiver = GpuReceiver(channel, gpu, ways.into, calls.out, inbox)
         self._senders[direction], self._receivers[direction] = sender, receiver
 
     def _ways(

@@ -18,33 +18,40 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from axonn_ext.pipeline.carriers import Job, Receiver, Sender
-from axonn_ext.pipeline.edges import Edge
+from axonn_ext.pipeline.channels import Incoming, Outgoing
 from axonn_ext.pipeline.gpu import Gpu
+from axonn_ext.pipeline.gpu_channels import GpuChannel
 from axonn_ext.pipeline.inbox import Inbox
 from axonn_ext.pipeline.messages import Form
-from axonn_ext.pipeline.wires import Incoming, Outgoing
+from axonn_ext.pipeline.threads import Job, Receiver, Sender
 
 _WORD = Form((1,), torch.uint8)  # of which only that it comes counts
 
 
 class GpuSender(Sender):
-    """Sends messages over an edge.
+    """Sends messages over a channel.
 
     outgoing: for their forms, and that they come. calls: by which the receiver asks for each.
     """
 
     def __init__(
-        self, edge: Edge, gpu: Gpu, outgoing: Outgoing, calls: Incoming, inbox: Inbox, *, to: int
+        self,
+        channel: GpuChannel,
+        gpu: Gpu,
+        outgoing: Outgoing,
+        calls: Incoming,
+        inbox: Inbox,
+        *,
+        to: int,
     ) -> None:
         super().__init__(outgoing, inbox, to=to)
-        self._edge, self._gpu, self._calls = edge, gpu, calls
+        self._channel, self._gpu, self._calls = channel, gpu, calls
 
     def stop(self) -> None:
         self._calls.stop()
 
     def abort(self) -> None:
-        self._edge.abort()
+        self._channel.abort()
 
     def _run(self) -> None:
         self._gpu.cuda.set_device(self._gpu.device)  # which each thread has for itself
@@ -55,36 +62,36 @@ class GpuSender(Sender):
         if self._calls.receive(_WORD) is None:
             return
         job.ready.synchronize()
-        tensor = self._edge.laid_out(job.tensor)
+        tensor = self._channel.laid_out(job.tensor)
         self._outgoing.send(_word())
-        self._edge.send(tensor)
+        self._channel.send(tensor)
 
 
 class GpuReceiver(Receiver):
-    """Receives messages over an edge.
+    """Receives messages over a channel.
 
     incoming: for their forms, and that they come. calls: by which this rank asks for each.
     """
 
     def __init__(
-        self, edge: Edge, gpu: Gpu, incoming: Incoming, calls: Outgoing, inbox: Inbox
+        self, channel: GpuChannel, gpu: Gpu, incoming: Incoming, calls: Outgoing, inbox: Inbox
     ) -> None:
         super().__init__(incoming, inbox)
-        self._edge, self._gpu, self._calls = edge, gpu, calls
+        self._channel, self._gpu, self._calls = channel, gpu, calls
 
     def abort(self) -> None:
-        self._edge.abort()
+        self._channel.abort()
 
     def _run(self) -> None:
         self._gpu.cuda.set_device(self._gpu.device)
         super()._run()
 
     def _fetch(self, form: Form) -> Tensor | None:
-        buffer = self._edge.buffer(form)
+        buffer = self._channel.buffer(form)
         self._calls.send(_word())
         if self._incoming.receive(_WORD) is None:
             return None
-        self._edge.receive(buffer)
+        self._channel.receive(buffer)
         return buffer
 
 
