@@ -115,20 +115,24 @@ def test_one_that_is_too_large_leaves_the_groups_usable(pool, shape):
             assert "linear_forward: needs " in error and "AXONN_SYMMETRIC_MEMORY_BYTES" in error
 
 
-def bias_gradient(algorithm: str) -> torch.Tensor:
+def bias_gradient(algorithm: str, trains_weight: bool) -> torch.Tensor:
     """Of rows of which 256 is on rank 0 and 1 on each other one, in bf16."""
     grid = grid_of(GridShape(y=4))
     layer = nn.Linear(8, 8, grid=grid, role="expand", algorithm=algorithm, dtype=torch.bfloat16)
-    y = layer(grid.shard(torch.zeros(16, 8, dtype=torch.bfloat16), layer.input_dims))
+    layer.weight.requires_grad_(trains_weight)
+    x = grid.shard(torch.zeros(64, 8, dtype=torch.bfloat16), layer.input_dims).requires_grad_()
+    y = layer(x)
     dy = torch.zeros_like(y)
     dy[0] = 256 if grid.rank == 0 else 1
     y.backward(dy)
     return layer.bias.grad
 
 
+@pytest.mark.parametrize("trains_weight", [True, False])
 @pytest.mark.parametrize("algorithm", ["fused", "chunked", "sequential"])
-def test_a_bias_gradient_is_rounded_once(pool, algorithm):
-    for gradient in pool(4).run(bias_gradient, algorithm):
+def test_a_bias_gradient_is_rounded_once(pool, algorithm, trains_weight):
+    """Also of rows that are multiplied where peers keep them, as those for a frozen weight are."""
+    for gradient in pool(4).run(bias_gradient, algorithm, trains_weight):
         # 259 lies between the even 258 and 260; 256 + 1 would be rounded to 256 each time.
         assert (gradient == 260).all()
 
