@@ -1,6 +1,9 @@
 """Makes mistakes in turn, in a copy of the repository, and looks whether the daily tests notice.
 
-    .venv/bin/python tools/mutants.py [--only TEXT]      those whose file or description has TEXT
+    .venv/bin/python tools/mutants.py [--only TEXT] [--new] [--record]
+
+--only takes those whose file or description has TEXT, --new those for which no test is recorded.
+--record writes into the table which test notices each; next time it is the first to run.
 
 The table is python_tests/mutants.toml. The copy has the files of HEAD, and what is built here. Of a
 file of csrc/core, `tests` is what ctest -R takes; the core's tests are built in the copy. So is the
@@ -37,6 +40,7 @@ class Mutant:
     old: str
     new: str
     because: str = ""
+    noticed_by: str = ""
 
     @property
     def name(self) -> str:
@@ -106,22 +110,49 @@ def build_extension() -> bool:
 
 
 def run_tests(mutant: Mutant) -> tuple[int, str]:
-    if mutant.is_core:
-        return run_core_tests(mutant.tests)
+    """The status, as pytest's, of the tests of a mistake, the recorded one first; what failed."""
     if mutant.is_op and not build_extension():
         return _BROKEN, ""
-    return run_python_tests(mutant.tests)
+    if mutant.noticed_by:
+        found = run_python_tests(mutant.noticed_by)
+        if found[0] == _FAILED:
+            return found
+    return run_core_tests(mutant.tests) if mutant.is_core else run_python_tests(mutant.tests)
 
 
-def run(mutants: list[Mutant]) -> int:
+def check_tests(mutants: list[Mutant]) -> None:
+    """Raises ValueError if tests fail without a mistake; of an area, if none is recorded there."""
+    recorded = sorted({m.noticed_by for m in mutants if m.noticed_by})
+    areas = {m.tests: m for m in mutants if not m.noticed_by}.values()
+    broken = [" ".join(recorded)] if recorded and run_python_tests(" ".join(recorded))[0] else []
+    for broken_tests in (*broken, *(m.tests for m in areas if run_tests(m)[0])):
+        raise ValueError(f"{broken_tests}: expected that they pass without a mistake")
+
+
+def record(mutant: Mutant, test: str) -> None:
+    """Writes into the table which test has noticed a mistake."""
+    lines, source, ours = [], "", False
+    for line in TABLE.read_text().splitlines(keepends=True):
+        key = line.partition(" = ")[0]
+        if key == "source":
+            source = tomllib.loads(line)["source"]
+        if key == "what":
+            ours = (source, tomllib.loads(line)["what"]) == (mutant.source, mutant.what)
+        if ours and key == "noticed_by":
+            continue
+        lines.append(line)
+        if ours and key == "what":
+            lines.append(f'noticed_by = "{test}"\n')
+    TABLE.write_text("".join(lines))
+
+
+def run(mutants: list[Mutant], *, records: bool) -> int:
     """How many are not as the table says. It runs in the copy."""
     if any(mutant.is_core for mutant in mutants):
         # As `make test-cpp` does, whose objects ccache has.
         options = ["-DAXONN_WERROR=ON", "-DAXONN_SANITIZE=", "--log-level=WARNING"]
         subprocess.run(["cmake", "-S", ".", "-B", CPP_BUILD, "-G", "Ninja", *options], check=True)
-    for mutant in {(mutant.tests, mutant.is_op): mutant for mutant in mutants}.values():
-        if run_tests(mutant)[0]:
-            raise ValueError(f"{mutant.tests}: expected that they pass without a mistake")
+    check_tests(mutants)
     # A mistake could be as long, and made in the same second, as what was compiled before.
     sys.dont_write_bytecode, os.environ["PYTHONDONTWRITEBYTECODE"] = True, "1"
     wrong = 0
@@ -135,6 +166,9 @@ def run(mutants: list[Mutant]) -> int:
         wrong += is_wrong
         found = f"noticed by {test}" if status == _FAILED else f"survives (status {status})"
         print(f"{'! ' * is_wrong}{mutant.name}: {found}", flush=True)
+        name = test.removeprefix("python_tests/").partition("[")[0]
+        if records and not mutant.is_core and name and name != mutant.noticed_by:
+            record(mutant, name)
     print(f"mutants: {len(mutants)}, of which {wrong} are not as the table says")
     return wrong
 
@@ -142,7 +176,10 @@ def run(mutants: list[Mutant]) -> int:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", default="", help="mutants whose name contains this")
-    mutants = [m for m in load_table() if parser.parse_args().only in m.name]
+    parser.add_argument("--new", action="store_true", help="those for which no test is recorded")
+    parser.add_argument("--record", action="store_true", help="record in the table what notices")
+    args = parser.parse_args()
+    mutants = [m for m in load_table() if args.only in m.name and not (args.new and m.noticed_by)]
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
         copy = Path(folder) / "copy"
         subprocess.run(["git", "worktree", "add", "-q", "--detach", copy], cwd=ROOT, check=True)
@@ -153,7 +190,7 @@ def main() -> int:
             sys.path[0] = os.environ["PYTHONPATH"] = os.environ["CCACHE_BASEDIR"] = str(copy)
             import torch  # noqa: F401  once, not for each mutant
 
-            return 1 if run(mutants) else 0
+            return 1 if run(mutants, records=args.record) else 0
         finally:
             os.chdir(ROOT)
             subprocess.run(["git", "worktree", "remove", "--force", copy], cwd=ROOT, check=True)

@@ -337,16 +337,15 @@ def find_algorithms(*, can_share: bool, cuda_kernels: set[str]) -> list[Finding]
     text = f"over c10d's {library}, since {why}" if why else "over NCCL communicators of our own"
     findings.append(Finding("algorithms", "collectives of axonn_ext.overlap on CUDA", text))
     products = {spec.name for spec in (*matmuls.SPECS, *linear.SPECS)}
-    cutlass, triton = (
-        extension.cuda_sm90 is not None,
-        importlib.util.find_spec("triton") is not None,
-    )
+    cutlass = extension.cuda_sm90 is not None
+    triton = importlib.util.find_spec("triton") is not None
     sources = [*(["on sm_90 by CUTLASS"] * cutlass), *(["from sm_80 on by Triton"] * triton)]
     fused = f'; "fused" {", else ".join(sources)}' if sources else ""
     for op, spec in SPECS.items():
         there = op in cuda_kernels
         collective = "algorithm" in spec.arguments
-        text = "no CUDA kernel in this build" if not there else over if collective else "our kernel"
+        local = "our kernel" if extension.cuda is not None else "torch's kernels"
+        text = "no CUDA kernel in this build" if not there else over if collective else local
         if op in products and collective and extension.cuda is not None:
             text += fused
         findings.append(Finding("algorithms", f"{op} on CUDA", text, OK if there else NOTE))

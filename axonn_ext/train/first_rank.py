@@ -85,7 +85,10 @@ class User(Audience):
         if self._before is None:
             return
         if not trainer.is_done:
-            self._tell(f"ended after step {done:,}, which is saved: --resume auto goes on")
+            self._tell(
+                f"ended after step {done:,}, which is saved. To go on, run the same command with "
+                f"--resume auto --out {self._folder}"
+            )
             return
         tokens = (done - self._before) * self._job.config.tokens_per_step
         self._summarise(tokens / self._seconds, _notes(trainer))

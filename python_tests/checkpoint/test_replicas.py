@@ -56,7 +56,8 @@ def counted() -> Iterator[None]:
     """Reads are counted, and extents are small, so that small tensors have several."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(files, "EXTENT_BYTES", EXTENT)
-        patch.setattr(manifest, "EXTENT_BYTES", EXTENT)
+        for module in (manifest, reading):
+            patch.setattr(module, "EXTENT_BYTES", EXTENT)
         patch.setattr(storage, "MappedFile", Counted)
         yield
 

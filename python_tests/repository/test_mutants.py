@@ -39,7 +39,8 @@ def test_mistakes_have_a_place_and_tests() -> None:
     assert len({m.name for m in mutants}) == len(mutants)
     for mutant in mutants:
         assert mutant.edited(tool.ROOT) != (tool.ROOT / mutant.source).read_text()
-        for path, _, name in (test.partition("::") for test in mutant.tests.split()):
+        tests = [*mutant.tests.split(), *mutant.noticed_by.split()]
+        for path, _, name in (test.partition("::") for test in tests):
             file = tool.ROOT / "python_tests" / path
             assert mutant.is_core or file.exists(), mutant.tests
             assert not name or f"def {name.partition('[')[0]}(" in file.read_text(), mutant.tests
