@@ -110,6 +110,7 @@ _MODULES = {
     },
     "tracing": "ranks.tracing",
     "tuning": "kernels.tuning",
+    "_library": "kernels.extension",  # its name before
 }
 _HOMES = {
     "CommunicationRecord": "ranks.tracing",

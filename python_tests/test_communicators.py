@@ -94,7 +94,7 @@ def test_one_rank_that_cannot_decides_for_all(pool, missing):
     libraries = [missing.get(rank, NEW) for rank in range(4)]
     assert pool(4).run(ask, libraries, [{}] * 4) == [(False, [])] * 4
     for got, made in pool(4).run(ask, libraries, [{"required": True}] * 4):
-        assert "asked for, but cannot be had" in got and made == []
+        assert "requested, but are not available" in got and made == []
         for rank, library in missing.items():
             why = "no CUDA parts" if library is None else "NCCL 2.16.2 is loaded"
             assert f"rank {rank}: " in got and why in got
@@ -112,7 +112,7 @@ def ask_in_vain() -> list[str]:
     heard = []
     assert communicators.get(GPU) is None
     for _ in range(2):
-        with pytest.raises(RuntimeError, match="cannot be had") as error:
+        with pytest.raises(RuntimeError, match="are not available") as error:
             communicators.get(GPU, required=True)
         heard.append(str(error.value))
     communicators.close()

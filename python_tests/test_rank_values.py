@@ -47,7 +47,7 @@ def test_values_of_a_group(pool) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64])
 def test_a_dtype_by_its_name(dtype: torch.dtype) -> None:
     assert dtype_named(str(dtype)) == dtype
-    with pytest.raises(ValueError, match=r"a dtype of torch is expected, got 'torch\.load'"):
+    with pytest.raises(ValueError, match=r"expected a torch dtype, got 'torch\.load'"):
         dtype_named("torch.load")
 
 

@@ -1,6 +1,6 @@
-"""One benchmark of several systems on one rank: of its columns, cases and run, a command is made.
+"""Makes a command from a benchmark of several systems on one rank: its columns, cases and run.
 
-Such a benchmark is a `Benchmark`. Those of several ranks share with it the parser, the options and
+Such a benchmark is a `Benchmark`. Benchmarks of several ranks share its parser, its options and
 the rows of `output`.
 """
 
@@ -65,7 +65,7 @@ def new_parser(
 
 
 def add_device(parser: argparse.ArgumentParser, note: str = "") -> None:
-    """Adds --device, which `default_device` replaces where it is not given. note: ends its help."""
+    """Adds --device; `default_device` fills it in if it is not given. note: ends its help."""
     parser.add_argument(
         "--device", choices=DEVICES,
         help=f"device to run on{note} (default: cuda if there is a GPU, else cpu)",
@@ -85,7 +85,7 @@ def add_run_options(
     """Adds --rounds, --json and --plot. json: says when the file is written."""
     add = parser.add_argument
     add("--rounds", type=whole(), default=rounds, metavar="N",
-        help="number of rounds, in each of which everything takes a turn (default: "
+        help="number of rounds; everything takes one turn per round (default: "
         "%(default)s)")  # fmt: skip
     add_json(parser, json)
     if plots:
@@ -93,7 +93,7 @@ def add_run_options(
 
 
 def check_memory(what: str, num_bytes: float, device: str) -> None:
-    """Raises UserError if the ranks of this host cannot have that many bytes together."""
+    """Raises UserError if this host has less memory than that for all its ranks."""
     if problem := memory_problem(what, num_bytes, device):
         raise UserError(problem)
 
@@ -103,12 +103,12 @@ def check_memory(what: str, num_bytes: float, device: str) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class SystemRow:
-    """One system, on one rank. Times are those of a call, in microseconds.
+    """One system, on one rank. Times are per call, in microseconds.
 
-    problem                    what is wrong; "" if it is right. A wrong one has no time
-    median_us, iqr_us, min_us  median, width of the middle half, and minimum over the rounds
-    floor_us                   the time of the bytes that must be moved, at the speed of a copy or
-                               of a pass in place, in turns with the calls
+    problem                    what is wrong; "" if it is correct. A wrong system has no time
+    median_us, iqr_us, min_us  median, interquartile range and minimum over the rounds
+    floor_us                   the time to move the bytes that must be moved, at the speed of a copy
+                               or of a pass in place, timed in turns with the calls
     ratio_to_floor             median_us / floor_us
     """
 
@@ -131,12 +131,12 @@ class SystemRow:
 
     @property
     def name(self) -> str:
-        """What a sentence calls it."""
+        """Its name in a sentence."""
         return self.system
 
     @property
     def where(self) -> str:
-        """What it ran on, in words."""
+        """The hardware it ran on, in words."""
         return self.device if self.device == "cuda" else threads(self.threads)
 
 
@@ -155,7 +155,7 @@ def take_turns(
 
 
 def shared_fields(timing: Timing[Any] | None, floor_us: float, rounds: int) -> dict[str, Any]:
-    """Returns the fields of a `SystemRow` that its times decide; None: it got no time."""
+    """Returns the fields of a `SystemRow` that depend on its times; None: it got no time."""
     return {
         "median_us": timing.median_us if timing else None,
         "iqr_us": timing.iqr_us if timing else None,
@@ -168,7 +168,7 @@ def shared_fields(timing: Timing[Any] | None, floor_us: float, rounds: int) -> d
 
 
 def ratio_of_rounds(samples: Sequence[float], base: Sequence[float]) -> float | None:
-    """Returns the median of samples / base of the same rounds, which a slow spell affects least."""
+    """Returns the median of samples / base per round, which slow spells affect least."""
     if not samples or not base:
         return None
     return statistics.median(t / b for t, b in zip(samples, base, strict=True))
@@ -198,17 +198,17 @@ def columns_in_ms(digits: int) -> dict[str, Callable[[R], str]]:
 class Benchmark(Generic[R]):
     """Systems that one process checks, and times in turns.
 
-    summary, description, epilog   what --help says
-    columns      title of each column -> the cell of a row. The first `num_names` have text, and the
-                 next one has a time, which a wrong system has not
-    title        what stands above the table of a group of rows. Without it, all groups are in one
-                 table, whose rows are printed one by one in columns of these `widths`
-    legend       what stands below all tables
-    add_options  adds what only this benchmark asks for
-    check        raises UserError for what cannot be timed
-    run          yields groups of rows that were timed together. It gets the arguments, and what it
-                 must call after each round
-    operands     what --dtype is the dtype of
+    summary, description, epilog   the texts of --help
+    columns      title of each column -> the cell of a row. The first `num_names` have text; the
+                 next one has a time, which is missing for a wrong system
+    title        the title of the table of a group of rows. Without it, all groups are in one table,
+                 whose rows are printed one by one in columns of these `widths`
+    legend       the text below all tables
+    add_options  adds the options that only this benchmark has
+    check        raises UserError for a case that cannot be timed
+    run          yields groups of rows that were timed together. It gets the arguments, and a
+                 function to call after each round
+    operands     the tensors whose dtype --dtype sets
     draw         draws all rows, with a line of small text, into a file; None: there is no chart
     """
 
@@ -278,7 +278,7 @@ class Benchmark(Generic[R]):
         return exit_status(rows)
 
     def _shower(self, console: Console) -> Callable[[Sequence[R]], None]:
-        """Returns what prints the rows of a group."""
+        """Returns a function that prints the rows of a group."""
         if (title := self.title) is not None:
             return lambda group: print_titled(
                 console, title(group[0]), list(self.columns),
@@ -304,6 +304,6 @@ class Benchmark(Generic[R]):
         return cells
 
     def notes(self, rows: Sequence[R]) -> list[str]:
-        """Returns what is wrong, and why numbers may be less meaningful than they seem."""
+        """Returns what is wrong, and reasons to mistrust the numbers."""
         wrong = [f"{row.name} gets no time: {row.problem}" for row in rows if row.problem]
         return wrong + noisy((row.name, row.median_us, row.iqr_us) for row in rows)

@@ -68,7 +68,7 @@ def block_case(spec: Spec, grid: Grid) -> Case:
         assert local_x.grad is not None
         return {"y": y.detach(), "dx": local_x.grad, **gradients}
 
-    model = next(iter(built.values()))  # all models differ only in the algorithm
+    model = next(iter(built.values()))  # the models differ only in their algorithm
     sizes = _BlockSizes(shape, grid, layout, dtype, spec.device)
     return Case(
         spec,
@@ -101,7 +101,7 @@ def _complete(block: Block, outputs: Outputs) -> Outputs:
 def _expected(
     model: Transformer, x: Tensor, dy: Tensor, shape: BlockShape, dims: Dims
 ) -> dict[str, Expected]:
-    """Returns this rank's blocks of the results of plain torch.nn on the whole input in float64."""
+    """Returns this rank's blocks of what plain torch.nn computes on the whole input in float64."""
     plain = PlainTransformer(model.config)
     plain.load_state_dict(full_state_dict(model))
     plain.to(x.device, torch.float64)
@@ -129,7 +129,7 @@ def _expected(
 
 
 class _BlockSizes:
-    """The sizes of what one rank computes and sends for a block, forward and backward."""
+    """The sizes of one rank's computation and messages for a block, forward and backward."""
 
     def __init__(
         self, shape: BlockShape, grid: Grid, layout: str, dtype: torch.dtype, device: str
@@ -152,7 +152,7 @@ class _BlockSizes:
         ]  # fmt: skip
 
     def arithmetic(self) -> list[Callable[[], object]]:
-        """Returns every piece by itself in plain torch, forward and backward.
+        """Returns every piece separately in plain torch, forward and backward.
 
         Their rows are laid out differently, so without communication they do not form a network.
         """

@@ -18,7 +18,7 @@ from axonn_ext.spec.grid import GridShape
 
 @dataclass(frozen=True)
 class Spec:
-    """The op that is asked for, its sizes, and how it is run."""
+    """The op to time, its sizes, and how it is run."""
 
     op: str
     shape: Shape
@@ -34,12 +34,12 @@ class Case:
     """The calls of one rank. All ranks of the grid make them together.
 
     floor        the matmuls of this rank, each as a whole and out of place, and for "block" its
-                 other computation; it communicates nothing
+                 other computation; no communication
     collective   the c10d collectives that "sequential" issues, without computation; None if there
                  are none
     algorithms   algorithm -> the op itself, which returns its result and gradients by name
     expected     the correct results and gradients on this rank
-    complete     sums gradients over the axes that are left after backward; all ranks must call it
+    complete     sums gradients over the remaining axes after backward; all ranks must call it
     """
 
     spec: Spec

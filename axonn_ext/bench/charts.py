@@ -1,4 +1,4 @@
-"""Figures, axes and bars as all charts of benchmarks have them."""
+"""Figures, axes and bars that all benchmark charts share."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ BLUE, GREEN, ORANGE = "#2563eb", "#16a34a", "#ea580c"
 def new_figure(size: tuple[float, float], title: str, *lines: str, left: float = 0.08) -> Figure:
     """Returns a figure of that width and height in inches, with a title and small lines below it.
 
-    left: where the text begins, as a share of the width.
+    left: the left edge of the text, as a share of the width.
     """
     # pyplot is not used, since it would choose a window system and keep every figure alive.
     from matplotlib.figure import Figure
@@ -30,7 +30,7 @@ def new_figure(size: tuple[float, float], title: str, *lines: str, left: float =
 
 
 def styled(axes: Axes, label: str = "", *, size: float = 10) -> Axes:
-    """Returns the axes with a label of y, if any, and lines at its ticks; the frame is half."""
+    """Returns the axes with a y label, if any, grid lines at its ticks, and half of the frame."""
     axes.spines[["top", "right"]].set_visible(False)
     axes.spines[["left", "bottom"]].set_color(GREY)
     if label:
@@ -47,7 +47,7 @@ def draw_bar(
 ) -> None:  # fmt: skip
     """Draws a bar with a whisker of `height` +- reach, and above it a text, which may be upright.
 
-    Without a height there is no bar, but the text.
+    With a height of 0, only the text is drawn.
     """
     if height:
         axes.bar(x, height, width=0.86, color=color, yerr=reach or None, ecolor=INK,
@@ -58,7 +58,7 @@ def draw_bar(
 
 
 def patches(colors: Mapping[str, str]) -> list[Any]:
-    """Returns what a legend shows of these names and their colors."""
+    """Returns the legend entries of these names and their colors."""
     from matplotlib.patches import Patch
 
     return [Patch(color=color, label=name) for name, color in colors.items()]

@@ -147,7 +147,7 @@ def _add_options(parser: argparse.ArgumentParser, op: str) -> None:
         add("--layout", choices=LAYOUTS, default="sharded",
             help="layout of the activations (default: %(default)s)")  # fmt: skip
     add_run_options(parser, json=", updated after each shape")
-    # In this file, the processes that this command starts leave the rows of all grids so far.
+    # File in which the processes that this command starts leave the rows of all grids so far.
     add("--rows", type=Path, help=argparse.SUPPRESS)
 
 
@@ -180,7 +180,7 @@ class _Cases:
             RowsFile("--json", args.json if is_written else None), RowsFile("--rows", args.rows)
         )  # fmt: skip
         self._console = Console()
-        has_earlier = args.rows is not None and args.rows.exists()  # of grids before this one
+        has_earlier = args.rows is not None and args.rows.exists()  # of previous grids
         self._rows = read_rows(args.rows) if has_earlier else []
 
     def add(self, case: Sequence[Row]) -> None:
@@ -194,7 +194,7 @@ class _Cases:
 
 
 def make_plan(args: argparse.Namespace, here: Process | None) -> Plan:
-    """Returns the plan that the arguments ask for.
+    """Returns the plan of the arguments.
 
     Raises: UserError with all problems that were found.
     """
@@ -262,7 +262,7 @@ def _grids(args: argparse.Namespace, here: Process | None) -> tuple[GridShape, .
             check_processes(grid)
     else:
         if here.local_world_size != here.world_size:
-            raise UserError("bench: all ranks must be on one host: its clock is what they share")
+            raise UserError("bench: all ranks must be on one host, whose clock they share")
         for grid in grids:
             if grid.size != here.world_size:
                 raise UserError(
@@ -280,7 +280,7 @@ def _launch(args: argparse.Namespace, plan: Plan) -> int:
             for grid in plan.grids:
                 launch(grid.size, [*_worker_arguments(args, grid), "--rows", str(path)])
         finally:
-            if path.exists():  # if a grid failed, what was measured before is reported
+            if path.exists():  # if a grid failed, earlier measurements are still reported
                 rows = read_rows(path)
                 _report(args, rows)
     return _status(rows)
@@ -300,7 +300,7 @@ def _worker_arguments(args: argparse.Namespace, grid: GridShape) -> list[str]:
 
 
 def _report(args: argparse.Namespace, rows: Sequence[Row]) -> None:
-    """Prints what is below the tables, and writes the files that were asked for."""
+    """Prints the text below the tables, and writes the requested files."""
     console = Console()
     machine = describe_machine(threads=rows[0].threads, device=args.device)
     print_legend(console, rows)
@@ -308,7 +308,7 @@ def _report(args: argparse.Namespace, rows: Sequence[Row]) -> None:
     for line in summary:
         say(console, line.sentence())
     title = subtitle(machine, f"{machine['threads_per_rank']} threads a rank")
-    if args.json is not None and not is_replaceable(args.json):  # else it is written already
+    if args.json is not None and not is_replaceable(args.json):  # else it is already written
         with RowsFile("--json", args.json) as file:
             file.write(content_of(machine, rows, summary))
     write_plot(args, console, draw=partial(plot_rows, rows, title))

@@ -20,7 +20,7 @@ from axonn_ext.terminal.errors import UserError
 from axonn_ext.terminal.files import check_writable
 from axonn_ext.terminal.rows import Column
 
-# BLAS's names of the layouts of y = x @ weight.t(), dx = dy @ weight, dweight = dy.t() @ x.
+# BLAS names for the layouts of y = x @ weight.t(), dx = dy @ weight, dweight = dy.t() @ x.
 LAYOUTS = {"tn": (False, True), "nn": (False, False), "nt": (True, False)}
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 WAIT_CHUNKS = 4
@@ -123,7 +123,7 @@ def draw_operands(m: int, n: int, k: int, dtype: str, layout: str) -> tuple[Tens
 
 
 def measure_gemm(m: int, n: int, k: int, dtype: str, layout: str) -> GemmRow:
-    """Times one product. Needs a GPU of sm_90."""
+    """Times one product. Needs an sm_90 GPU."""
     cuda = extension.cuda
     assert cuda is not None
     a, b = draw_operands(m, n, k, dtype, layout)
@@ -183,14 +183,14 @@ def parse_shapes(text: str) -> tuple[GemmShape, ...]:
 
 
 def shapes_of(args: argparse.Namespace) -> list[GemmShape]:
-    """Returns the shapes that are asked for, or those of the default. Raises: UserError."""
+    """Returns the requested shapes, or the default ones. Raises: UserError."""
     default = SHAPES if args.tiles is None else TILE_SHAPES
     asked = [shape for text in args.shapes for shape in parse_shapes(text)]
     return list(dict.fromkeys(asked or default))
 
 
 def run(args: argparse.Namespace) -> int:
-    """Runs the command; raises UserError for a mistake of the user."""
+    """Runs the command; raises UserError for a mistake by the user."""
     shapes, dtype = shapes_of(args), args.dtype
     tiles = None if args.tiles is None else parse_tiles(args.tiles)
     check_writable("--json", args.json)
@@ -209,7 +209,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _check_gpu(args: argparse.Namespace, shapes: Sequence[GemmShape]) -> None:
-    """Raises UserError if there is no GPU with the kernels, or one that is too small."""
+    """Raises UserError if there is no GPU with the kernels, or if its memory is too small."""
     if not torch.cuda.is_available():
         raise UserError("bench gemm needs a GPU of sm_90: torch sees no GPU here")
     device = torch.device("cuda", torch.cuda.current_device())

@@ -39,11 +39,11 @@ COLUMNS = (
 class TileRow:
     """A product by torch.mm, or by the kernel on one tile.
 
-    median_us, iqr_us  of the calls, which take turns with those of the product's other rows
-    modelled_us        what the choice of a tile goes by; not measured. None for torch.mm
-    chosen             whether the kernel takes this tile when none is asked for
+    median_us, iqr_us  of the calls, timed in turns with those of the product's other rows
+    modelled_us        the modelled time by which a tile is chosen; None for torch.mm
+    chosen             whether the kernel takes this tile when none is requested
     over_torch         median_us over that of torch.mm
-    max_difference     from torch.mm's result, relative to its largest element
+    max_difference     difference from torch.mm's result, relative to its largest element
     """
 
     op: str
@@ -75,11 +75,11 @@ class TileRow:
 
 @dataclass(frozen=True)
 class TileSummary:
-    """How good the chosen tiles are, over the products of which they were timed.
+    """How good the chosen tiles are, over the products for which they were timed.
 
-    num_slower         products of which another tile was faster than the chosen one
+    num_slower         products for which another tile was faster than the chosen one
     worst_choice       the largest time of a chosen tile over that of the fastest one
-    worst_product      the M,N,K and layout of that
+    worst_product      the M,N,K and layout of that product
     mean_over_torch    geometric mean of the chosen tile's time over that of torch.mm
     """
 
@@ -133,7 +133,7 @@ def parse_tiles(texts: Sequence[str]) -> tuple[str, ...]:
 
 
 def tiles_of(known: Sequence[str], asked: Sequence[str]) -> tuple[str, ...]:
-    """Returns the tiles that were asked for, or all. Raises UserError for one that is not known."""
+    """Returns the requested tiles, or all. Raises UserError for an unknown one."""
     if unknown := [tile for tile in asked if tile not in known]:
         raise UserError(f"--tiles: expected some of {', '.join(known)}, got {unknown[0]}")
     return tuple(asked) or tuple(known)
@@ -142,10 +142,10 @@ def tiles_of(known: Sequence[str], asked: Sequence[str]) -> tuple[str, ...]:
 def measure_tiles(
     a: Tensor, b: Tensor, *, dtype: str, layout: str, asked: Sequence[str] = ()
 ) -> list[TileRow]:
-    """Times a @ b by torch.mm and on each tile that is asked for, by default on all, in turns.
+    """Times a @ b by torch.mm and on each requested tile, by default on all, in turns.
 
-    Needs a GPU of sm_90. dtype, layout: their names in the rows. Raises UserError for a tile that
-    there is not.
+    Needs an sm_90 GPU. dtype, layout: their names in the rows. Raises UserError for an unknown
+    tile.
     """
     cuda = extension.cuda
     assert cuda is not None

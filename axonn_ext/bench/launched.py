@@ -1,4 +1,4 @@
-"""The processes of a benchmark: they do what a plan in a folder says; rank 0 leaves its result.
+"""The processes of a benchmark: they run a plan from a folder, where rank 0 leaves its result.
 
 A plan is a dataclass of plain values, dataclasses, and tuples of them.
 """
@@ -40,7 +40,7 @@ def start(command: str, plan: DataclassInstance, num_ranks: int) -> Any:
 
 
 def do_plan(folder: Path, here: Process, kind: type[P], work: Callable[[P], object]) -> None:
-    """Does the work of the plan in the folder, which is of that kind; rank 0 leaves its result."""
+    """Does the work of the plan in the folder, which has that type; rank 0 leaves its result."""
     result = work(from_json(kind, (folder / PLAN_FILE).read_text()))
     if here.rank == 0:
         (folder / RESULT_FILE).write_text(to_json(result))
@@ -50,10 +50,10 @@ def do_plan(folder: Path, here: Process, kind: type[P], work: Callable[[P], obje
 def meeting(
     command: str, plan: DataclassInstance, here: Process, device: str, *, threads: int = 1
 ) -> Iterator[None]:
-    """Has a process group inside, of ranks with the same plan and number of threads.
+    """Runs its body in a process group of ranks with the same plan and number of threads.
 
     threads: 0: each rank's share of the cores
-    Raises: UserError if another rank has found a mistake of the user.
+    Raises: UserError if another rank has found a mistake by the user.
     """
     store = process.open_store(here)
     process.meet(store, here, lambda: process.plan_values(f"bench {command}", plan))
@@ -68,12 +68,12 @@ def to_json(value: Any) -> str:
 
 
 def from_json(kind: type[T], text: str) -> T:
-    """Returns what `to_json` was given, which was of that kind."""
+    """Returns the value that `to_json` was given, which had that type."""
     return from_plain(kind, json.loads(text))
 
 
 def from_plain(kind: type[T], value: Any) -> T:
-    """Returns a value of a kind from the dicts and lists that JSON has made of it."""
+    """Returns a value of that type from the dicts and lists that it became in JSON."""
     found: T = _from_plain(kind, value)
     return found
 

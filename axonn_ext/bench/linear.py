@@ -1,6 +1,6 @@
 """The benchmark of nn.Linear, forward and backward.
 
-Legend: M rows, N out features, K in features, all of them global; (r, s) = (x, y) for the role
+Legend: M rows, N out features, K in features, all global; (r, s) = (x, y) for the role
 "expand" and (y, x) for "contract"; m = M / Gz, n = N / Gr, k = K / Gs.
 """
 
@@ -33,7 +33,7 @@ def linear_case(spec: Spec, grid: Grid) -> Case:
         )
         for name in spec.algorithms
     }  # fmt: skip
-    probe = next(iter(linears.values()))  # all Linears differ only in the algorithm
+    probe = next(iter(linears.values()))  # the Linears differ only in their algorithm
     x = Whole("x", shape.M, shape.K, dtype, spec.device)
     dy = Whole("dy", shape.M, shape.N, dtype, spec.device)
     weight = Whole("weight", shape.N, shape.K, dtype, spec.device)
@@ -93,7 +93,7 @@ def _expected_of_linear(
 
 @dataclass(frozen=True)
 class LinearSizes:
-    """The sizes of what one rank multiplies and sends for a Linear, forward and backward."""
+    """The sizes of one rank's matmuls and messages for a Linear, forward and backward."""
 
     m: int
     n: int
@@ -114,7 +114,7 @@ class LinearSizes:
         return cls(m, n, k, r, s, z, layout == "sharded", device)
 
     def matmuls(self, dtype: torch.dtype) -> list[Callable[[], Tensor]]:
-        """Returns the matmuls of forward, dgrad and wgrad, of gathered operands."""
+        """Returns the matmuls of forward, dgrad and wgrad, with gathered operands."""
         generator = torch.Generator().manual_seed(0)
         x, w, dy = (
             torch.randn(sizes, generator=generator).to(self.device, dtype)

@@ -1,6 +1,6 @@
 """Measures how much of a copy over a link hides behind a matmul, on one GPU.
 
-The link is emulated: the peers' shards lie in pinned host memory, from which the copy engine reads
+The link is emulated: the peers' shards are in pinned host memory, from which the copy engine reads
 them over the host's bus while the GPU multiplies. So the link is real, but it is not NVLink, and
 there is no collective: this shows how much the schedules of "chunked" and "fused" hide, not how
 fast NCCL is.
@@ -36,7 +36,7 @@ FUSED_CHUNK_ROWS, MAX_FUSED_CHUNKS = 256, 4
 CALLS = 20
 WARM_UP_CALLS = 5
 MAX_DIFFERENCE = 2 * torch.finfo(torch.bfloat16).eps
-LEAST_OVERLAP = 0.9  # the overlap efficiency at which "fused" aims
+LEAST_OVERLAP = 0.9  # the overlap efficiency that "fused" aims for
 COLUMNS = (
     Column("M,N,K", 17, is_number=True),
     Column("algorithm"),
@@ -74,7 +74,7 @@ class LinkRow:
     shape: dict[str, int]
     dtype: str
     algorithm: str
-    chunks: int  # the number of chunks of all shards that are copied
+    chunks: int  # of all shards that are copied, together
     gemm_us: float
     copy_us: float
     sequential_us: float
@@ -116,7 +116,7 @@ class LinkSummary:
 
 
 def summarize(rows: Sequence[LinkRow]) -> list[LinkSummary]:
-    """Returns a summary for each shape in which "fused" was timed."""
+    """Returns a summary for each shape for which "fused" was timed."""
     return [
         LinkSummary(
             shape=row.shape,
@@ -191,7 +191,7 @@ def measure_link(m: int, n: int, k: int, chunks: Sequence[int]) -> list[LinkRow]
         calls["fused"] = fused
         results["fused"] = _difference(fused(), whole)
     us = time_us(calls)
-    # The values change after the timed calls, so that a missing wait would show in the result.
+    # The values change after the timed calls, so that a missing wait shows in the result.
     host.neg_()
     gathered[:own].neg_()
     a.neg_()
@@ -227,7 +227,7 @@ def _difference(got: Tensor, want: Tensor) -> float:
 def _chunked(
     host: Tensor, gathered: Tensor, b: Tensor, y: Tensor, chunks: int
 ) -> Callable[[], None]:
-    """Returns a call that multiplies the own rows first, then each other chunk when it arrives."""
+    """Returns a call that multiplies its own rows first, then each other chunk when it arrives."""
     own = len(host) // NUM_SHARDS
     link = torch.cuda.Stream()
     places = list(zip(*(part[own:].chunk(chunks) for part in (host, gathered, y)), strict=True))
@@ -291,9 +291,9 @@ def show_rows(
     path: Path | None, columns: Sequence[Column], groups: Iterable[Sequence[K]],
     summarize: Callable[[Sequence[K]], Sequence[Sentence]],
 ) -> int:  # fmt: skip
-    """Shows rows and writes them to --json as they come, then what summarizes them.
+    """Shows rows and writes them to --json as they come, then their summary.
 
-    Returns the command's status: 1 if a result is wrong. A matmul may add in another order than
+    Returns the command's status: 1 if a result is wrong. A matmul may add in a different order than
     torch's, or than the whole one, so results may differ by two roundings.
     """
     machine = describe_machine(threads=torch.get_num_threads(), device="cuda")
@@ -325,7 +325,7 @@ def add_parser(benchmarks: argparse._SubParsersAction[Any]) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Runs the command; raises UserError for a mistake of the user."""
+    """Runs the command; raises UserError for a mistake by the user."""
     shapes = list(dict.fromkeys(parse_sizes("--shape", text) for text in args.shape))
     for m, _, _ in shapes:
         if m % NUM_SHARDS:

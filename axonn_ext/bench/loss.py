@@ -44,14 +44,14 @@ OURS, OURS_IN_PLACE, TORCH = "axonn_ext", "axonn_ext-in-place", "torch-fp32"
 GOLDFISH = "axonn_ext-goldfish"
 SYSTEMS = (TORCH, OURS, OURS_IN_PLACE, GOLDFISH)
 COLORS = {TORCH: GREY, OURS: BLUE, OURS_IN_PLACE: GREEN, GOLDFISH: ORANGE}
-BLOCK_ELEMENTS = 1 << 24  # of a reference: 128 MiB of float64
+BLOCK_ELEMENTS = 1 << 24  # per block of the reference: 128 MiB of float64
 COPY = "copy"
 PASSES = 3  # over the logits: two that read and one that writes
 COPY_PASSES = 2
-# An exponential of fp32 errs by some 1e-6, that of a sum over many columns included.
+# An exponential in fp32 errs by some 1e-6, including the error of a sum over many columns.
 ROUNDING = 1e-5
-VOCABULARIES = (50_304, 128_256)  # of GPT-2, rounded up, and of Llama 3
-# At the peak, of the logits' elements: they and a copy, torch's three of fp32 and a gradient.
+VOCABULARIES = (50_304, 128_256)  # GPT-2's, rounded up, and Llama 3's
+# Copies of the logits at the peak: themselves, a copy, a gradient, and torch's three in fp32.
 _FP32_COPIES, _OWN_COPIES = 3, 3
 
 
@@ -77,7 +77,7 @@ class Batch:
         return Batch(self.logits, goldfish_labels(tokens, Goldfish()))
 
     def for_system(self, system: str) -> Batch:
-        """Returns the batch with the labels that a way to compute the loss learns."""
+        """Returns the batch with the labels on which a system trains."""
         return self.goldfish() if system == GOLDFISH else self
 
 
@@ -88,10 +88,10 @@ def bind(system: str, batch: Batch, grid: Grid) -> Callable[[], Outputs]:
     """Returns a call that computes the mean loss and its gradient.
 
     The calls of OURS_IN_PLACE and GOLDFISH overwrite the batch's logits; the time of a call does
-    not depend on their values. That of GOLDFISH also finds out which labels are dropped.
+    not depend on their values. GOLDFISH's call also determines which labels are dropped.
     """
     losses: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
-        # fp32 (fp64 for fp64), as a loss has to be computed
+        # fp32 (fp64 for fp64), which a loss needs
         TORCH: lambda x, labels: functional.cross_entropy(
             x if x.dtype == torch.float64 else x.float(), labels
         ),
@@ -103,7 +103,7 @@ def bind(system: str, batch: Batch, grid: Grid) -> Callable[[], Outputs]:
     leaf = batch.logits.detach().requires_grad_()
 
     def call() -> Outputs:
-        logits = leaf.view_as(leaf)  # computed, as a model's are, and in the same memory
+        logits = leaf.view_as(leaf)  # not a leaf, as in a model, and in the same memory
         loss = loss_of(logits, batch.for_system(system).labels)
         (gradient,) = torch.autograd.grad(loss, logits)
         return loss.detach(), gradient
@@ -114,7 +114,7 @@ def bind(system: str, batch: Batch, grid: Grid) -> Callable[[], Outputs]:
 def worst_error(outputs: Outputs, batch: Batch) -> float:
     """Returns the largest relative error, against float64, of the loss and of the gradient.
 
-    That of the gradient is relative to the largest magnitude in it. NaN is an infinite error.
+    The gradient's error is relative to its largest magnitude. NaN counts as an infinite error.
     """
     loss, gradient = outputs
     kept = batch.labels != IGNORE_INDEX
@@ -143,9 +143,9 @@ def _blocks(batch: Batch) -> Iterator[slice]:
 
 
 def peak_bytes(call: Callable[[], object], device: str) -> int:
-    """Returns the most bytes that a call holds at once, beside what was held before it.
+    """Returns the most bytes that a call holds at once in addition to those held before it.
 
-    On the CPU, they are those that torch's profiler reports. It does not see what threads of other
+    On the CPU, this is what torch's profiler reports. It does not see what threads of other
     libraries, such as gloo's, allocate or free.
     """
     if device == "cuda":
@@ -172,12 +172,12 @@ def peak_bytes(call: Callable[[], object], device: str) -> int:
 class LossRow(SystemRow):
     """One way to compute a loss and its gradient, on logits [rows, vocab].
 
-    copy_us           the median time of copying the logits; the floor is 3 / 2 of it, as the logits
+    copy_us           the median time to copy the logits; the floor is 3 / 2 of it, as the logits
                       are read twice and their gradient is written once
     speedup           the median of torch-fp32 over this one
-    peak_bytes        the most bytes that are held at once beside the logits, with their gradient
+    peak_bytes        the most bytes held at once besides the logits, including their gradient
     peak_over_logits  peak_bytes over the bytes of the logits
-    rel_error, error_limit    the largest error, against float64, and what rounding explains;
+    rel_error, error_limit    the largest error against float64, and the one that rounding explains;
                               rel_error is None if it is infinite
     """
 
@@ -202,7 +202,7 @@ class Case:
 
 
 def error_limit(dtype: str) -> float:
-    """Returns the error that rounding explains: of the arithmetic, and of the gradient once."""
+    """Returns the error that rounding explains: in the arithmetic, and once in the gradient."""
     eps = torch.finfo(DTYPES[dtype]).eps
     return eps + (1e-12 if dtype == "fp64" else ROUNDING)
 
@@ -210,7 +210,7 @@ def error_limit(dtype: str) -> float:
 def run_case(
     case: Case, grid: Grid, *, rounds: int, on_round: Callable[[], None] = lambda: None
 ) -> list[LossRow]:
-    """Returns a row for each way. Each is checked, then counted, then all are timed in turns."""
+    """Returns a row per system: checks it and counts its memory, then times all in turns."""
     limit = error_limit(case.dtype)
     batch = Batch.draw(case.rows, case.vocab, DTYPES[case.dtype], case.device)
     errors: dict[str, float] = {}
@@ -223,7 +223,7 @@ def run_case(
         del own, call
         gc.collect()
     right = [system for system in SYSTEMS if errors[system] <= limit]
-    scratch = Batch(batch.logits.clone(), batch.labels)  # which the call in place overwrites
+    scratch = Batch(batch.logits.clone(), batch.labels)  # overwritten by the in-place call
     calls: dict[str, Callable[[], object]] = {
         COPY: lambda: scratch.logits.copy_(batch.logits),
         **{system: bind(system, scratch, grid) for system in right},
@@ -264,9 +264,9 @@ def _row(
 
 
 def plot_rows(rows: Sequence[LossRow], subtitle: str, path: Path) -> None:
-    """Draws times over the floor and memory over that of the logits, in groups of one vocabulary.
+    """Draws times over the floor and memory over that of the logits, grouped by vocabulary.
 
-    The whisker of a time is its middle half. A wrong result has no time.
+    The whisker of a time is its interquartile range. A wrong result has no time.
     """
     title = f"cross-entropy, forward and backward, {rows[0].rows} rows, {rows[0].dtype}"
     figure = charts.new_figure((9.6, 4.4), title, subtitle)
@@ -347,9 +347,9 @@ examples:
         "error": lambda row: "no number" if row.rel_error is None else f"{row.rel_error:.1e}",
     },
     title=lambda row: f"loss  rows, vocabulary = {row.rows}, {row.vocab}  {row.dtype}, {row.where}",
-    legend="ms: forward and backward, median; spread: width of the middle half; floor: two "
-    "readings and one writing of the logits at the speed of a copy; peak: the most bytes at once "
-    "besides the logits. What the columns mean: docs/benchmarks.md.",
+    legend="ms: forward and backward, median; spread: width of the middle half; floor: two reads "
+    "and one write of the logits at the speed of a copy; peak: the most bytes held at once besides "
+    "the logits. What the columns mean: docs/benchmarks.md.",
     add_options=_add_options, check=_check, run=_run, draw=plot_rows, dtypes=tuple(DTYPES),
     rounds=20,
 )  # fmt: skip

@@ -1,4 +1,4 @@
-"""`axonn-ext bench ops`: times ops that move memory against torch's and the speed of a copy."""
+"""`axonn-ext bench ops`: times memory-bound ops against torch's and the speed of a copy."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ COPY = "copy"
 # Enough that a GPU's caches hold little of what a call moves, and that a CPU takes some seconds.
 ELEMENTS = {"cpu": 1 << 22, "cuda": 1 << 26}
 ROWS = {"cpu": 256, "cuda": 4096}
-# Bytes at the peak. Of an element: state, weights and gradients of two optimizers, and the copy's.
-# Of a logit: three of its own dtype, and torch's three of fp32.
+# Bytes at the peak. Per element: state, weights and gradients of two optimizers, and the copy. Per
+# logit: three copies in its own dtype, and torch's three in fp32.
 _OF_AN_ELEMENT, _OF_A_LOGIT = 16 + 16 + 4 + 8, 12
 
 
@@ -33,9 +33,9 @@ _OF_AN_ELEMENT, _OF_A_LOGIT = 16 + 16 + 4 + 8, 12
 class OpRow(SystemRow):
     """One way to compute an op.
 
-    moved_bytes  what a call must at least read and write
-    copy_gbps    what a copy reads and writes over its median time, in turns with the calls; the
-                 floor is the time to move moved_bytes as fast
+    moved_bytes  the bytes that a call must at least read and write
+    copy_gbps    the bytes that a copy reads and writes over its median time, timed in turns with
+                 the calls; the floor is the time to move moved_bytes at this rate
     speedup      the median of torch's way over this one's
     """
 
@@ -59,7 +59,7 @@ def run_case(
 ) -> list[OpRow]:  # fmt: skip
     """Returns a row for each way of the case. A wrong one gets no time.
 
-    copied_bytes: those that the copy reads
+    copied_bytes: the bytes that the copy reads
     """
     problems = {name: way.problem() for name, way in case.ways.items()}
     source = torch.ones(copied_bytes, dtype=torch.uint8, device=device)

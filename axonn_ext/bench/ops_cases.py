@@ -1,4 +1,4 @@
-"""The ops that are timed, each by our way and by torch's, and what must be right of them first."""
+"""The ops to time, each in our way and in torch's, and the checks that come first."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from axonn_ext.spec.optimizer import BUCKET_ELEMENTS
 OURS, TORCH = "axonn_ext", "torch"
 WIDTH = 1024  # of the matrix that is filled
 SAMPLE = 1 << 20  # elements at either end that are checked
-SIGMAS = 6  # by which a mean of random numbers may be off
+SIGMAS = 6  # tolerance of a mean of random numbers
 SEED = 0
 
 
@@ -30,7 +30,7 @@ SEED = 0
 class Sizes:
     """What is timed: the sizes, the dtype by its short name, and where.
 
-    elements: of the slots together, of what is filled, and of the optimizer's weights.
+    elements: of all slots together, of the filled tensor, and of the optimizer's weights.
     """
 
     elements: int
@@ -51,8 +51,8 @@ class Way:
     """One way to compute an op.
 
     call         computes it once
-    moved_bytes  what it must at least read and write
-    problem      computes it, and returns what is wrong, or ""; is called before anything is timed
+    moved_bytes  the bytes that it must at least read and write
+    problem      computes it and returns the problem, or ""; called before anything is timed
     """
 
     call: Callable[[], object]
@@ -71,7 +71,7 @@ class OpCase:
 
 
 def reduce_case(sizes: Sizes, grid: Grid) -> OpCase:
-    """Returns the sum over slots [W, N], W N = elements, as fused reduce-scatters make it."""
+    """Returns the sum over slots [W, N], W N = elements, as in fused reduce-scatters."""
     count = max(1, sizes.elements // sizes.slots)
     slots = torch.empty(sizes.slots, count, dtype=DTYPES[sizes.dtype], device=sizes.device)
     slots.normal_(generator=torch.Generator(sizes.device).manual_seed(SEED))
@@ -94,7 +94,7 @@ def sum_problem(got: Tensor, slots: Tensor) -> str:
         want = slots[:, part].double().sum(0)
         error = (got[part] - want).abs().max() / want.abs().max()
         worst = max(worst, float(error.nan_to_num(nan=torch.inf)))
-    # One rounding to the dtype, and W of fp32 before.
+    # One rounding to the dtype, after W in fp32.
     limit = torch.finfo(slots.dtype).eps + len(slots) * 1e-7
     return "" if worst <= limit else f"a relative error of {worst:.1e}, above {limit:.1e}"
 
@@ -115,7 +115,7 @@ def fill_case(distribution: str, sizes: Sizes, grid: Grid) -> OpCase:
         last = torch.empty_like(out[-1:])
         fill(last, shape[0] - 1)
         if not torch.equal(last, out[-1:]):
-            return "a row that is filled by itself has other values than in the whole"
+            return "a row that is filled separately has other values than in the whole"
         return moments_problem(out, distribution)
 
     def problem_of_torchs() -> str:
@@ -135,7 +135,7 @@ def moments_problem(values: Tensor, distribution: str) -> str:
     """Returns why values are not from N(0, 1), or from U(0, 1), by mean and standard deviation."""
     sample = values.flatten()[-SAMPLE:].double()
     mean, deviation = (0.0, 1.0) if distribution == "normal" else (0.5, 12**-0.5)
-    # A standard deviation errs less than a mean does, but values are rounded, too.
+    # A standard deviation errs less than a mean does, but values are rounded as well.
     limit = SIGMAS * deviation * sample.numel() ** -0.5 + torch.finfo(values.dtype).eps / 8
     found_mean, found_deviation = float(sample.mean()), float(sample.std(correction=0))
     if abs(found_mean - mean) <= limit and abs(found_deviation - deviation) <= limit:
@@ -149,11 +149,11 @@ def moments_problem(values: Tensor, distribution: str) -> str:
 def loss_case(sizes: Sizes, grid: Grid) -> OpCase:
     """Returns cross-entropy over logits [M, V] and its gradient; ours is written over the logits.
 
-    `axonn-ext bench loss` also times ours with memory of its own, and counts memory.
+    `axonn-ext bench loss` also times ours with a separate gradient, and counts memory.
     """
     dtype = DTYPES[sizes.dtype]
     batch = losses.Batch.draw(sizes.rows, sizes.vocab, dtype, sizes.device)
-    scratch = losses.Batch(batch.logits.clone(), batch.labels)  # which the call in place overwrites
+    scratch = losses.Batch(batch.logits.clone(), batch.labels)  # overwritten in place
 
     def problem(system: str) -> str:
         own = losses.Batch(batch.logits.clone(), batch.labels)

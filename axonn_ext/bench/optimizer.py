@@ -1,6 +1,6 @@
-"""`axonn-ext bench optimizer`: times a step of AdamW, by where its state lies, against torch's.
+"""`axonn-ext bench optimizer`: times AdamW steps with state in different places, against torch's.
 
-All systems are first checked against each other, bit for bit. Other bits get no time.
+All systems are first compared with each other, bit for bit. One whose bits differ gets no time.
 """
 
 from __future__ import annotations
@@ -51,9 +51,9 @@ from axonn_ext.terminal.errors import UserError
 COLORS = {TORCH: GREY, DEVICE: BLUE, CPU: GREEN, DISK: ORANGE}
 SHADES = {"device": BLUE, "host": GREEN, "disk": ORANGE}
 CHECKED_STEPS = 3
-_INTEGERS = {2: torch.int16, 4: torch.int32}  # of the width of a dtype, in bytes
+_INTEGERS = {2: torch.int16, 4: torch.int32}  # by the width of a dtype, in bytes
 ELEMENTS = 64_000_000
-# Bytes of an element, without weights and the gradients that are shared. On the device: masters,
+# Bytes per element, without weights and the gradients that are shared. On the device: masters,
 # gradients and moments of `torch`, state and wide gradients of `device`, and a pass. On the host:
 # state of `cpu`, and a pass.
 _ON_DEVICE, _ON_HOST = 16 + 16 + 4, 12 + 4
@@ -64,10 +64,10 @@ _ON_DISK = 12  # masters and moments in fp32
 class OptimizerRow(SystemRow):
     """A step of AdamW over `elements`, with its state in one place.
 
-    elements_per_ns            elements / median_us, in thousands of millions a second
+    elements_per_ns            elements / median_us, in billions per second
     vs_torch                   the median, over the rounds, of torch's time over this one's
-    pass_us, pass_bytes        the median time of multiplying fp32 numbers in place, where the state
-                               is updated, in turns with the rest; what it reads and writes
+    pass_us, pass_bytes        the median time to multiply fp32 numbers in place, where the state is
+                               updated, timed in turns with the rest; the bytes it reads and writes
     moved_bytes                the bytes that a step must read and write there; the floor is the
                                time to move these at the speed of this pass
     device_bytes               of weights, gradients, masters and moments on the device
@@ -89,9 +89,9 @@ class OptimizerRow(SystemRow):
 def run_case(
     case: Case, *, rounds: int, on_round: Callable[[], None] = lambda: None
 ) -> list[OptimizerRow]:
-    """Returns a row for each system. All are checked, then those that are right take turns.
+    """Returns a row for each system. All are checked, then the correct ones are timed in turns.
 
-    Raises OSError where the disk has no room.
+    Raises OSError if the disk has no room.
     """
     gradients = drawn(case, seed=1)
     systems = {name: build(name, case, gradients) for name in SYSTEMS}
@@ -102,7 +102,7 @@ def run_case(
 
 
 def right_systems(systems: dict[str, System], gradients: Sequence[Tensor], case: Case) -> list[str]:
-    """Returns the systems whose weights have the bits of torch's after a few steps of all."""
+    """Returns the systems whose weights equal torch's, bit for bit, after a few steps."""
     for step in range(CHECKED_STEPS):
         for gradient, new in zip(gradients, drawn(case, seed=1 + step), strict=True):
             gradient.copy_(new)
@@ -123,10 +123,10 @@ def _same_bits(ones: Sequence[Tensor], others: Sequence[Tensor]) -> bool:
 
 
 def _passes(case: Case) -> dict[str, Callable[[], object]]:
-    """Returns a pass in the memory of the device, and one in that of the host.
+    """Returns one pass over device memory, and one over host memory.
 
     A pass changes its numbers in place, as AdamW does. A copy would be slower on a CPU, which first
-    fetches what a copy overwrites.
+    fetches the memory that a copy overwrites.
     """
     numbers = {
         where: torch.ones(case.elements, device=where)
@@ -146,7 +146,7 @@ def _row(
     where = "cpu" if name in (CPU, DISK) else case.device
     pass_us, moved = timings[_pass_on(where)].median_us, moved_bytes(name, case)
     pass_bytes = 2 * FP32 * case.elements  # a number for each element is read and written
-    problem = "after a few steps its weights are not finite, or have other bits than torch's"
+    problem = "after a few steps its weights are not finite, or differ in bits from torch's"
     return OptimizerRow(
         op="optimizer",
         device=case.device,
@@ -170,9 +170,9 @@ def _row(
 
 
 def plot_rows(rows: Sequence[OptimizerRow], subtitle: str, path: Path) -> None:
-    """Draws the time of each system over the floor, and where its bytes lie.
+    """Draws the time of each system over the floor, and where its bytes are.
 
-    The whisker of a time is its middle half. A system with wrong bits has no time.
+    The whisker of a time is its interquartile range. A system with wrong bits has no time.
     """
     title = f"a step of AdamW, {rows[0].elements:,} elements, {rows[0].dtype}"
     figure = charts.new_figure((9.6, 4.4), title, subtitle)
@@ -205,7 +205,7 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
         help="number of elements of all weights, in a few matrices and vectors (default: "
         "%(default)s)")  # fmt: skip
     add("--bucket", type=whole(), default=BUCKET_ELEMENTS, metavar="N",
-        help="number of elements that cross to the host together (default: "
+        help="number of elements per transfer to the host (default: "
         "%(default)s)")  # fmt: skip
     add("--folder", type=Path, metavar="FOLDER", default=Path(tempfile.gettempdir()),
         help="folder for the state on disk (default: the system's temporary folder)")  # fmt: skip
@@ -215,7 +215,7 @@ def _check(args: argparse.Namespace) -> None:
     folder = args.folder
     if not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
         raise UserError(f"--folder: expected a folder that can be written, got {folder}")
-    # Of three systems, and gradients.
+    # Three systems, and gradients.
     on_device = _ON_DEVICE + 4 * DTYPES[args.dtype].itemsize
     needs = {"cpu": _ON_HOST}
     needs[args.device] = needs.get(args.device, 0) + on_device

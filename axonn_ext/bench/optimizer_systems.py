@@ -1,4 +1,4 @@
-"""AdamW over the same weights, in each of the ways that are compared, on one rank."""
+"""The compared ways to run AdamW over the same weights, on one rank."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ TORCH, DEVICE, CPU, DISK = "torch", "device", "cpu", "disk"
 SYSTEMS = (TORCH, DEVICE, CPU, DISK)
 OFFLOADS = {DEVICE: "none", CPU: "cpu", DISK: "disk"}
 MATRICES, VECTORS = 4, 4
-VECTOR_SHARE = 1024  # one of so many elements is in a vector
+VECTOR_SHARE = 1024  # one in this many elements is in a vector
 LR, BETAS, EPS, DECAY = 1e-3, (0.9, 0.95), 1e-8, 0.1
 FP32 = 4  # bytes
 
@@ -38,7 +38,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Bytes:
-    """Where weights, gradients, masters and moments lie."""
+    """The bytes of weights, gradients, masters and moments in each place."""
 
     device: int
     host: int = 0
@@ -49,7 +49,7 @@ class Bytes:
 class System:
     """One way to update weights by the gradients that all systems share.
 
-    step     applies the gradients that `take` has made known
+    step     applies the gradients that `take` has announced
     take     is called after the gradients have changed
     weights  returns the weights, in their own dtype
     """
@@ -61,7 +61,7 @@ class System:
 
 
 def shapes_of(elements: int) -> list[tuple[int, ...]]:
-    """Returns the shapes of a few matrices and vectors with so many elements together."""
+    """Returns the shapes of a few matrices and vectors with that many elements in total."""
     in_matrices = elements - elements // VECTOR_SHARE
     columns = max(1, math.isqrt(in_matrices // MATRICES))
     rows = in_matrices // (MATRICES * columns)
@@ -84,9 +84,9 @@ def drawn(case: Case, seed: int) -> list[Tensor]:
 
 
 def build(system: str, case: Case, gradients: Sequence[Tensor]) -> System:
-    """Returns a system whose weights have their first values.
+    """Returns a system whose weights have their initial values.
 
-    Raises OSError where the disk has no room.
+    Raises OSError if the disk has no room.
     """
     if system == TORCH:
         return _torch(case, gradients)
@@ -111,7 +111,7 @@ def build(system: str, case: Case, gradients: Sequence[Tensor]) -> System:
 
 
 def _torch(case: Case, gradients: Sequence[Tensor]) -> System:
-    """Returns torch's fused AdamW over fp32 masters, whose fp32 gradients are there already."""
+    """Returns torch's fused AdamW over fp32 masters, whose fp32 gradients already exist."""
     masters = [nn.Parameter(weight.float()) for weight in drawn(case, seed=0)]
     for master in masters:
         master.grad = torch.empty_like(master, requires_grad=False)
@@ -143,7 +143,7 @@ def moved_bytes(system: str, case: Case) -> int:
     state = 2 * 3 * FP32  # master and moments, read and written
     if system == TORCH:
         return case.elements * (FP32 + state)
-    apart = width < FP32 or system != DEVICE  # the master is not the weight, which is written, too
+    apart = width < FP32 or system != DEVICE  # master and weight differ; both are written
     return case.elements * (width + state + (width if apart else 0))
 
 
@@ -153,9 +153,9 @@ def num_bytes(tensors: Iterable[Tensor]) -> int:
 
 
 def _bytes(system: str, device: str, there: int, state: int) -> Bytes:
-    """Returns where `there`, which is on the device, and the state of a system lie."""
+    """Returns the places of `there`, which is on the device, and of a system's state."""
     if system == DISK:
         return Bytes(device=there, disk=state)
     if system == CPU and device != "cpu":
         return Bytes(device=there, host=state)
-    return Bytes(device=there + state)  # the host's memory is that of a CPU
+    return Bytes(device=there + state)  # on a CPU, both are host memory

@@ -1,4 +1,4 @@
-"""What the benchmarks' commands show and write in the same way."""
+"""Output that the benchmarks' commands share: tables, notes and files."""
 
 from __future__ import annotations
 
@@ -52,16 +52,16 @@ def style_of(*, correct: bool) -> str:
 
 
 def noisy(systems: Iterable[tuple[str, float | None, float | None]]) -> list[str]:
-    """Returns a caution about those whose middle half is above NOISY of their median, if any.
+    """Returns a caution about systems whose interquartile range is above NOISY of their median.
 
-    systems: names, medians, and widths of the middle half; those without a time are left out.
+    systems: names, medians and interquartile ranges; systems without a time are left out.
     """
     names = [name for name, median, spread in systems if median and (spread or 0) > NOISY * median]
     if not names:
         return []
     return [
-        f"noisy ({', '.join(names)}): a spread is above {NOISY:.0%} of its median; quieten the "
-        "machine or raise --rounds before small differences are believed"
+        f"noisy ({', '.join(names)}): a spread is above {NOISY:.0%} of its median; quiet the "
+        "machine or raise --rounds before trusting small differences"
     ]
 
 
@@ -85,7 +85,7 @@ def dots(console: Console, here: Process) -> Callable[[], None]:
 def write_plot(
     args: argparse.Namespace, console: Console, *, draw: Callable[[Path], None] | None
 ) -> None:
-    """Writes what --plot asks for, and says what --json and --plot have written."""
+    """Writes the file of --plot, and says what --json and --plot have written."""
     plot = getattr(args, "plot", None)
     if plot is not None and draw is not None:
         with writing("--plot", plot):

@@ -82,8 +82,8 @@ class Row:
 class Verdict:
     """How well the orders agree.
 
-    spearman: the rank correlation. gap: how much slower the best configuration of the planner's top
-    is than the best of all.
+    spearman: the rank correlation. gap: how much slower the best of the planner's top
+    configurations is than the best of all.
     """
 
     spearman: float
@@ -194,8 +194,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _time_here(here: Process, plan: Launch) -> list[Times]:
-    """Times on one rank what the plan says."""
-    # Imported here, as torch's distributed training takes a second to load.
+    """Times the plan's configurations on one rank."""
+    # Imported here, since torch's distributed part takes a second to load.
     from axonn_ext.bench.ranking_ranks import time_configs
 
     with launched.meeting("ranking", plan, here, "cpu"):
@@ -219,7 +219,7 @@ def _machine(name: str) -> Machine:
 
 
 def _rank(name: str, args: argparse.Namespace, pipelines: Pipelines, machine: Machine) -> list[Row]:
-    """Predicts all grids before it times them, so that predictions cannot depend on the times."""
+    """Predicts all grids before timing them, so that predictions cannot depend on the times."""
     case = CASES[name]
     configs = legal_configs(case, args.nproc, pipelines, overlaps=args.overlap)
     if len(configs) <= TOP:

@@ -1,4 +1,4 @@
-"""What `axonn-ext bench ranking` trains: a model on every grid. A step takes about a second."""
+"""The models that `axonn-ext bench ranking` trains on every grid. A step takes about a second."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Config:
     """A grid, and how the model is trained on it.
 
     layout: `sharded` where that is legal. pipeline, micro_batches: how its stages run; without
-    stages, the batch is not cut. overlaps: with Overlap's defaults, and "auto" in the Linears.
+    stages, the batch is not split. overlaps: with Overlap's defaults, and "auto" in the Linears.
     """
 
     grid: GridShape
@@ -69,7 +69,7 @@ class Config:
 
     @property
     def schedule(self) -> str:
-        """How its stages run, and whether collectives overlap, in words; "-" without both."""
+        """How its stages run, and whether collectives overlap, in words; "-" if neither."""
         parts = ["overlap"] * self.overlaps
         if self.grid.pipe > 1:
             parts = [self.pipeline.schedule, f"{self.micro_batches} micro-batches", *parts]
@@ -78,7 +78,7 @@ class Config:
 
 @dataclass(frozen=True)
 class Launch:
-    """What the ranks of one launch time."""
+    """The configurations that the ranks of one launch time."""
 
     case: Case
     configs: tuple[Config, ...]
@@ -98,7 +98,7 @@ class Times(NamedTuple):
 
 @dataclass(frozen=True)
 class Pipelines:
-    """Which pipelines are compared: the most stages, how they run, and the most micro-batches."""
+    """The pipelines to compare: the most stages, how they run, and the most micro-batches."""
 
     max_pipe: int = 1
     options: PipelineOptions = field(default_factory=PipelineOptions)
@@ -110,7 +110,7 @@ def legal_configs(
 ) -> tuple[Config, ...]:
     """Returns every grid of that many ranks on which the model can be trained, each once.
 
-    With stages, a step has as many micro-batches as the grid can take, up to those asked for.
+    With stages, a step has as many micro-batches as the grid can take, up to the requested number.
     """
     configs = []
     for pipe in divisors(num_ranks):
@@ -128,9 +128,10 @@ def legal_configs(
 
 
 def default_models(pipelines: Pipelines) -> tuple[str, ...]:
-    """Returns the names of the models that are trained if none is asked for.
+    """Returns the names of the models to train by default.
 
-    With stages, it is the one with enough blocks. Without, it would take long on slow links.
+    With stages, it is the model with enough blocks, which without stages would take long on slow
+    links.
     """
     if pipelines.max_pipe > 1:
         return (DEEP,)

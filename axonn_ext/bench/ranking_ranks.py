@@ -36,7 +36,7 @@ def time_configs(launch: Launch) -> list[Times]:
 
 
 def _build(launch: Launch, config: Config, opened: ExitStack) -> System:
-    """Returns what trains on a grid. opened: closes what that takes at the end."""
+    """Returns a system that trains on a grid. opened: closes its resources at the end."""
     workload, spec = (
         Workload(launch.case.model, launch.case.batch_size),
         SystemSpec(OURS, config.grid),

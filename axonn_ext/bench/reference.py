@@ -19,8 +19,8 @@ from axonn_ext.calibrate.measure import Ranks
 Outputs = Mapping[str, Tensor]
 
 SEED = 0
-# Of a product with more operations, or with operands of more elements, only a part is checked: a
-# number of random rows and columns of each rank's block. Of smaller ones, every element is checked.
+# A product with more operations, or with larger operands, is checked only in a sample of random
+# rows and columns of each rank's block. In smaller ones, every element is checked.
 MAX_CHECKED_OPERATIONS = 1 << 33
 MAX_CHECKED_ELEMENTS = 1 << 26  # they take half a GB in float64 on every rank of a host
 NUM_SAMPLED = 256
@@ -28,7 +28,7 @@ NUM_SAMPLED = 256
 
 @dataclass(frozen=True)
 class Whole:
-    """A random matrix with elements of N(0, 1), of which any rank can draw any block."""
+    """A random matrix with elements from N(0, 1); any rank can draw any block of it."""
 
     name: str
     num_rows: int
@@ -67,7 +67,7 @@ class Expected:
 
     values: Tensor
     limit: float
-    rows: Tensor | None = None  # the places of `values` in the result; None: it has all
+    rows: Tensor | None = None  # the places of `values` in the result; None: all
     columns: Tensor | None = None
 
     def error(self, got: Tensor) -> float:
@@ -87,7 +87,7 @@ class Expected:
 
 @dataclass(frozen=True)
 class Verdict:
-    """The relative error of the worst of several results, and the error that is allowed."""
+    """The relative error of the worst of several results, and the allowed error."""
 
     output: str
     error: float

@@ -34,7 +34,7 @@ def print_group(
 ) -> None:
     """Prints the table of an op, grid and shape, and notes about it.
 
-    cores, gpus: how many the ranks had of the kind on which they ran; 0 for the other kind.
+    cores, gpus: how many the ranks had of the hardware they ran on; 0 for the other kind.
     """
     first = group[0]
     alone = (
@@ -91,7 +91,7 @@ def _wrong(row: Row) -> str:
 
 
 def _cautions(group: Sequence[Row], *, cores: int, gpus: int) -> list[str]:
-    """Returns reasons why the numbers may be less meaningful than they seem."""
+    """Returns reasons to mistrust the numbers."""
     cautions = []
     first, ranks = group[0], GridShape(**group[0].grid).size
     if gpus and ranks > gpus:
@@ -115,7 +115,7 @@ def _cautions(group: Sequence[Row], *, cores: int, gpus: int) -> list[str]:
 
 
 def _finding(group: Sequence[Row]) -> str:
-    """Names the fastest algorithm with a right result in a sentence."""
+    """Returns a sentence that names the fastest algorithm with a correct result."""
     timed = {row.algorithm: row for row in group if row.median_us is not None}
     if not timed:
         return "no algorithm had a right result"
@@ -149,10 +149,10 @@ _MAX_GROUPS = 14  # groups side by side; more groups go into panels below
 
 
 def plot_rows(rows: Sequence[Row], subtitle: str, path: Path) -> None:
-    """Draws bars of time over that of computation alone, in groups of op, grid and shape.
+    """Draws bars of time over that of compute alone, in groups of op, grid and shape.
 
-    A bar is labelled with its time, and its whisker is the middle half of the batches. A wrong
-    result has no bar. The ending of the file's name decides the format.
+    A bar is labelled with its time, and its whisker is the interquartile range of the batches. A
+    wrong result has no bar. The suffix of the file's name decides the format.
     """
     groups = grouped(rows)
     panels = [groups[i : i + _MAX_GROUPS] for i in range(0, len(groups), _MAX_GROUPS)]

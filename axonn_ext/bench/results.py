@@ -125,7 +125,7 @@ def title(row: Row) -> str:
 
 
 def content_of(machine: Json, rows: Sequence[Any], summary: Sequence[Any] | None = None) -> Json:
-    """Returns what the file of --json holds. rows, summary: dataclasses."""
+    """Returns the content of the --json file. rows, summary: dataclasses."""
     content: Json = {"machine": machine, "rows": [dataclasses.asdict(row) for row in rows]}
     if summary is not None:
         content["summary"] = [dataclasses.asdict(line) for line in summary]
@@ -142,7 +142,7 @@ def read_rows(path: Path) -> list[Row]:
 
 CHOSEN = "auto"
 REFERENCES = ("sequential", symm_mem.NAME)
-TOLERANCE = 0.02  # "auto" may be slower by this share, by noise and its own look-up
+TOLERANCE = 0.02  # "auto" may be slower by this share, from noise and its own look-up
 MAX_NAMED = 5
 
 
@@ -187,7 +187,7 @@ class Comparison:
 
 
 def compare(rows: Sequence[Row]) -> list[Comparison]:
-    """Returns a comparison for each op and each reference that was timed beside "auto"."""
+    """Returns a comparison for each op and each reference that was timed along with "auto"."""
     return [
         comparison
         for op in dict.fromkeys(row.op for row in rows)

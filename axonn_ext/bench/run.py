@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Plan:
-    """What is timed, and how."""
+    """What to time, and how."""
 
     specs: tuple[Spec, ...]
     threads: int  # the threads of each rank; 0: its share of the cores
@@ -59,9 +59,9 @@ def run_worker(
 ) -> list[Row]:
     """Times all specs of the plan, whose grids must have all ranks; rank 0 shows progress.
 
-    All ranks must call this, and get the same rows. Rank 0 calls `on_case` with those of each spec
-    as soon as they are known.
-    Raises: UserError if another rank has found a mistake of the user.
+    All ranks must call this, and get the same rows. Rank 0 calls `on_case` with the rows of each
+    spec as soon as they are known.
+    Raises: UserError if another rank has found a mistake by the user.
     """
     rows: list[Row] = []
     with (
@@ -145,7 +145,7 @@ FLOOR, COLLECTIVE, BASELINE = "floor", "collective", "sequential"
 
 
 def warm_up(call: Callable[[], Outputs]) -> Outputs:
-    """Returns the result of an algorithm after everything that happens only once has happened.
+    """Returns the result of an algorithm after its one-time work is done.
 
     Ranks have then set up shared memory, buffers are allocated, and "auto" has chosen.
     """
@@ -163,10 +163,10 @@ def run_case(
     min_batch_seconds: float = MIN_BATCH_SECONDS,
     on_round: Callable[[], None] = lambda: None,
 ) -> list[Row]:
-    """Times those algorithms of a case whose results are right.
+    """Times the algorithms of a case whose results are correct.
 
     All ranks must call this; rows are the same on all of them. Results are checked before timing,
-    and the last timed result is checked again; if it is wrong, the algorithm gets no time, either.
+    and the last timed result is checked again; if it is wrong, the algorithm gets no time either.
     """
 
     def verdict_on(outputs: Outputs) -> Verdict:

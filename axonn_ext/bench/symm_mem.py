@@ -1,6 +1,6 @@
 """The baseline for a matmul with a collective: torch's symmetric memory, which needs GPUs.
 
-torch.ops.symm_mem has the same signatures in torch 2.11 to 2.15, and groups need not be enabled.
+torch.ops.symm_mem has the same signatures in torch 2.11 to 2.15; groups need not be enabled.
 
 Source: torch/distributed/_symmetric_memory/__init__.py and
 torch/csrc/distributed/c10d/symm_mem/SymmetricMemory.cpp of torch 2.11.0 and 2.15.0.
@@ -25,7 +25,7 @@ ALL_REDUCE_DTYPES = ("fp32", "bf16")
 def why_refused(op: str, grid: GridShape, *, dtype: str, device: str) -> str:
     """Returns why the baseline cannot run, as far as one process can tell; "" if it can."""
     if device != "cuda":
-        return f"torch.ops.symm_mem has kernels for GPUs alone, got --device {device}"
+        return f"torch.ops.symm_mem has kernels only for GPUs, got --device {device}"
     if grid.x < 2:
         return f"it needs two ranks or more, got {grid.x}"
     if grid.x > torch.cuda.device_count():
@@ -44,9 +44,9 @@ def bind_symm_mem(op: str, a: Tensor, b: Tensor, axis: AxisGroup) -> Callable[[]
     ag-gemm, gemm-rs   torch's fused ops, without returning the gathered A, as in ours
     gemm-ar            torch has no fused op, so this is torch.mm into symmetric memory and then its
                        all-reduce in place, by multicast if the GPUs have it, else in two shots. The
-                       result lies in that memory, which the next call overwrites; no copy is timed
+                       result stays in that memory, which the next call overwrites; no copy is timed
     """
-    # Imported here, so that commands that do not need it are not slowed down. It defines the ops.
+    # Imported here so as not to slow down commands that do not need it. It defines the ops.
     import torch.distributed._symmetric_memory as symmetric_memory
 
     if op == "ag-gemm":

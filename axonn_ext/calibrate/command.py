@@ -64,7 +64,7 @@ def add_parser(benchmarks: argparse._SubParsersAction[Any]) -> None:
     add("--threads", type=whole(0, MOST_THREADS), default=1, metavar="N",
         help="CPU threads per rank; 0: its share of the cores (default: %(default)s)")  # fmt: skip
     add("--rounds", type=whole(), default=7, metavar="N",
-        help="number of rounds, in each of which everything is timed (default: "
+        help="number of rounds; everything is timed once per round (default: "
         "%(default)s)")  # fmt: skip
     add("--out", type=Path, metavar="FILE.toml",
         help="machine file to write (default: machines/this.toml in AXONN_CACHE_DIR)")  # fmt: skip
@@ -97,7 +97,7 @@ def run(args: argparse.Namespace, extra: Sequence[str]) -> int:
 
 
 def make_plan(args: argparse.Namespace) -> Plan:
-    """Returns the plan that the arguments ask for. Raises: UserError."""
+    """Returns the plan of the arguments. Raises: UserError."""
     import torch
 
     device = args.device or default_device()
@@ -114,7 +114,7 @@ def make_plan(args: argparse.Namespace) -> Plan:
 
 
 def run_folder(folder: Path, here: Process) -> None:
-    """Measures on one rank what the plan in the folder says; rank 0 writes the result there."""
+    """Runs one rank's part of the plan in the folder; rank 0 writes the result there."""
     from axonn_ext.calibrate.ranks import measure_machine
 
     plan = Plan.from_json((folder / PLAN_FILE).read_text())

@@ -17,8 +17,8 @@ _LEAST_LATENCY_S = 1e-9  # the file must not have zeros
 class LinkRow(NamedTuple):
     """Bandwidth and latency of one kind of collective in the groups of an axis (None: of any).
 
-    latency_s: the latency of one step of the ring. spread: the interquartile range of the times of
-    a message over their median, at its largest.
+    latency_s: the latency of one step of the ring. spread: the largest interquartile range of a
+    message's times, relative to their median.
     """
 
     axis: str | None
@@ -44,7 +44,7 @@ def link_rows(measured: Json) -> list[LinkRow]:
 
 
 def peak_flops(measured: Json) -> dict[str, float]:
-    """Returns the rate of the fastest product of a rank for each dtype."""
+    """Returns the rate of a rank's fastest product, for each dtype."""
     peaks: dict[str, float] = {}
     for row in measured["products"]:
         rate = 2 * row["m"] * row["n"] * row["k"] / row["seconds"]
@@ -63,9 +63,8 @@ def machine_file(
 ) -> str:
     """Returns the text of the file.
 
-    For one rank, which has no peers, links get the speed of memory. Links with rows for each axis
-    are emulated links: a collective sleeps until such a link would be done, which hides its own
-    latency.
+    With one rank, which has no peers, links get the speed of memory. Links with rows for each axis
+    are emulated: a collective sleeps until such a link would be done, which hides its own latency.
     """
     rows, peaks = link_rows(measured), peak_flops(measured)
     speed = measured["memory_bytes_per_s"]
@@ -129,5 +128,5 @@ def text_of_links(rows: Sequence[LinkRow]) -> Iterator[str]:
 
 
 def _text(text: str) -> str:
-    """Returns a TOML string, made by JSON, whose escapes TOML has, too."""
+    """Returns a TOML string; JSON makes it, since TOML has the same escapes."""
     return json.dumps(text)

@@ -1,4 +1,4 @@
-"""Finds machines of the planner by name, including "this", and by the GPUs of a host."""
+"""Finds the planner's machines by name, including "this", and by the GPUs of a host."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from axonn_ext.spec.files.files import read_toml
 
 
 def measured_file() -> Path | None:
-    """Returns the file in which `axonn-ext bench links` keeps "this"; None if nothing is kept."""
+    """Returns the file in which `axonn-ext bench links` keeps "this"; None if it keeps none."""
     kept = settings.load().measured_machine
     return Path(kept) if kept else None
 
@@ -19,15 +19,15 @@ def measured_file() -> Path | None:
 def find_machine(name: str, *, changes: Sequence[str] = ()) -> Machine:
     """Returns a known machine, "this", or the machine of a TOML file. Raises InputError.
 
-    changes: keys of its file with other values; see load_machine.
+    changes: new values for keys of its file; see load_machine.
     """
     return load_machine(name, this_file=measured_file(), changes=changes)
 
 
 def machine_of_gpu(gpu: str) -> str | None:
-    """Returns the machine of the package whose `gpu` is part of a GPU's name; None without one.
+    """Returns the package's machine whose `gpu` is part of a GPU's name; None if there is none.
 
-    gpu: the name that the driver gives. Of several machines, that with the longest `gpu` counts.
+    gpu: the name from the driver. Of several matches, the one with the longest `gpu` counts.
     """
     parts = {read_toml(machine_file(name)).get("gpu"): name for name in machine_names()}
     found = [part for part in parts if part and part in gpu]

@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 
 class Point(NamedTuple):
-    """The bytes that a rank sends in a message, the median of its times, and their middle half's
-    width (the interquartile range)."""
+    """The bytes that a rank sends in a message, and the median and interquartile range of its
+    times."""
 
     num_bytes: int
     seconds: float

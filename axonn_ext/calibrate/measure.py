@@ -1,8 +1,8 @@
-"""Times calls that all ranks make together, interleaved so that noise affects all of them alike.
+"""Times calls that all ranks make together, interleaved so that noise affects all calls alike.
 
 The clock is CLOCK_MONOTONIC, which all processes of a host share. The time of a batch is from the
-first rank's start to the last rank's end. If there are more ranks than cores, a rank that waits for
-a core would otherwise not notice that time.
+first rank's start to the last rank's end: if ranks outnumber cores, a rank cannot see the time that
+it spent waiting for a core.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ ROUNDS = 30
 MIN_BATCH_SECONDS = 0.05  # ranks start about 50 us apart, which is a thousandth of that
 # A batch is planned this much longer than it must be, so that few batches turn out too short.
 _HEADROOM = 1.2
-# A GPU is kept busy so long, about a millisecond, while the host enqueues the timed calls.
+# A GPU is kept busy this long, about a millisecond, while the host enqueues the timed calls.
 HEAD_START_CYCLES = 2_000_000
 # The number of calls grows by this factor at most, since the first calls may be unusually slow.
 _MAX_GROWTH = 50
@@ -37,7 +37,7 @@ _MAX_GROWTH = 50
 class Ranks:
     """Ranks of one host that time calls together; their process group must support CPU tensors.
 
-    group: default all ranks.
+    group: by default, all ranks.
     """
 
     def __init__(self, group: ProcessGroup | None = None) -> None:
@@ -57,7 +57,7 @@ class Ranks:
 
 
 def ranks_of(device: str) -> Ranks:
-    """Returns all ranks of a job on "cpu" or "cuda", where NCCL cannot exchange times of the host.
+    """Returns all ranks of a job on "cpu" or "cuda", where NCCL cannot exchange host times.
 
     All ranks must call this.
     """
@@ -102,12 +102,12 @@ def measure(
 
     All ranks of `ranks` must call this, with calls of the same names in the same order. A rank that
     has no part in a call passes one that returns at once. Each call should have run a few times
-    before. Each round starts with another call and runs either forwards or backwards, so that no
-    call always follows the same one. Ranks start a batch together. A batch that takes less than
+    before. Rounds start with different calls and run either forwards or backwards, so that no call
+    always follows the same one. Ranks start a batch together. A batch that takes less than
     `min_batch_seconds` is repeated with more calls. Python's garbage collector runs between rounds.
 
-    synchronize: waits for the work of a call that still runs on a device.
-    on_round: is called after each round on every rank.
+    synchronize: waits for a call's work that is still running on a device.
+    on_round: called after each round on every rank.
     """
     if rounds < 1 or not calls:
         raise ValueError(f"measure: expected calls and rounds >= 1, got {len(calls)} and {rounds}")
@@ -142,7 +142,7 @@ def measure(
 
 
 def synchronize_with(device: str) -> Callable[[], None]:
-    """Returns what waits for calls on "cpu" or "cuda": there, for the current stream."""
+    """Returns a function that waits for calls on the device; on "cuda", for the current stream."""
     if device == "cpu":
         return lambda: None
     return lambda: torch.cuda.current_stream().synchronize()
@@ -169,7 +169,7 @@ def _more_calls(num_calls: int, seconds: float, min_seconds: float) -> int:
 
 @contextmanager
 def garbage_collected_by_hand() -> Iterator[None]:
-    """Turns Python's garbage collector off, and exempts existing objects from explicit runs."""
+    """Turns off Python's garbage collector, and exempts existing objects from explicit runs."""
     was_enabled = gc.isenabled()
     gc.collect()
     gc.freeze()

@@ -1,4 +1,4 @@
-"""Messages between stages, sent and received by the threads of a pipeline, to be timed."""
+"""Messages between stages to time, sent and received by the threads of a pipeline."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from axonn_ext.spec import settings
 class Shift:
     """Passes messages along an axis: each rank sends to the next, the last to the first.
 
-    A message has the threads, the groups and the inbox of a pipeline, and so what they cost, too.
-    All ranks must make theirs in the same order, and close it.
+    Messages use the threads, groups and inbox of a pipeline, and so include their cost. All ranks
+    must create their Shifts in the same order, and close them.
     """
 
     def __init__(self, axis: AxisGroup, device: torch.device) -> None:
@@ -32,11 +32,11 @@ class Shift:
         self._next = Message(FORWARD, (axis.rank + 1) % axis.size, 0)
 
     def call(self, tensor: torch.Tensor) -> Callable[[], object]:
-        """Returns a call that sends the tensor and waits for that of the rank before."""
+        """Returns a call that sends the tensor and waits for the previous rank's."""
         return partial(self._pass_on, f"messages of {tensor.nbytes} bytes", tensor)
 
     def _pass_on(self, phase: str, tensor: torch.Tensor) -> torch.Tensor:
-        # Messages of a phase have one shape, so each size is a phase of its own.
+        # Messages of a phase have one shape, so each size is a separate phase.
         self._neighbours.expect(phase, [self._own])
         self._neighbours.send(phase, self._next, tensor)
         return self._inbox.take(self._own)

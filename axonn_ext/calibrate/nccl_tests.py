@@ -13,22 +13,22 @@ from axonn_ext.spec.files.errors import InputError
 from axonn_ext.spec.files.files import read_text
 
 KINDS = ("all_gather", "reduce_scatter", "all_reduce")
-# By how much the bus bandwidth of a log may differ from what its sizes and times give. The log
+# How much the bus bandwidth of a log may differ from the one its sizes and times give. The log
 # rounds both to a few digits; another collective or another number of ranks is off by more.
 _MISFIT = 0.05
 _LEAST_LATENCY_S = 1e-9  # a machine's file must not have zeros
 
 
 def read_log(path: Path, kind: str) -> tuple[LinkRow, int]:
-    """Returns the link that a log has measured, and the number of all its ranks.
+    """Returns the link that a log measured, and the total number of its ranks.
 
-    kind: the collective of the log. The out-of-place times count. What a rank sends of a message of
-    `size` bytes is (g - 1) / g of it in a group of g ranks, and twice that for all_reduce, as
-    nccl-tests themselves have it (doc/PERFORMANCE.md in github.com/NVIDIA/nccl-tests). If the ranks
-    are split into groups (NCCL_TESTS_SPLIT), all groups communicate at once.
+    kind: the collective of the log. The out-of-place times count. Of a message of `size` bytes, a
+    rank in a group of g ranks sends (g - 1) / g, and twice that for all_reduce, as nccl-tests
+    define it (doc/PERFORMANCE.md in github.com/NVIDIA/nccl-tests). If the ranks are split into
+    groups (NCCL_TESTS_SPLIT), all groups communicate at once.
 
-    Raises InputError for a log without ranks or times, for groups that are not alike, and where
-    bandwidths do not fit sizes and times, because the log is of another collective.
+    Raises InputError for a log without ranks or times, for groups that are not alike, and for
+    bandwidths that do not fit sizes and times, because the log is of another collective.
     """
     lines = read_text(path).splitlines()
     inner, size, num_ranks = _groups(lines, path)
@@ -48,7 +48,7 @@ def read_log(path: Path, kind: str) -> tuple[LinkRow, int]:
     if abs(bus_rate / rate - 1) > _MISFIT:
         raise InputError(
             f"{path}: a bus bandwidth of {bus_rate / 1e9:.2f} GB/s does not fit {kind} of {size} "
-            f"ranks, for which sizes and times give {rate / 1e9:.2f} GB/s: is it of another one?"
+            f"ranks, for which sizes and times give {rate / 1e9:.2f} GB/s; is it another one's log?"
         )
     line = fit([point for point, _ in points.values()])
     latency = max(line.latency_s / ring_steps(kind, size), _LEAST_LATENCY_S)
@@ -56,7 +56,7 @@ def read_log(path: Path, kind: str) -> tuple[LinkRow, int]:
 
 
 def _groups(lines: list[str], path: Path) -> tuple[int, int, int]:
-    """Returns the distance of neighbours in a group, the ranks of a group, and of all groups."""
+    """Returns the distance of neighbours in a group, and the number of ranks of one and of all."""
     groups: defaultdict[int, list[int]] = defaultdict(list)
     for line in lines:
         match = re.match(r"#\s+Rank\s+(\d+)\s+(?:Group\s+(\d+)\s+)?Pid\s+\d+\s+on\s", line)
@@ -79,7 +79,7 @@ def _groups(lines: list[str], path: Path) -> tuple[int, int, int]:
 
 
 def _rows(lines: list[str], path: Path) -> list[tuple[int, float, float]]:
-    """Returns bytes, seconds and bytes per second of the bus of each line of the table."""
+    """Returns bytes, seconds and bus bandwidth in bytes per second for each line of the table."""
     heads = [i for i, line in enumerate(lines) if re.match(r"#\s+size\s+count\s", line)]
     if not heads or "(us)" not in "".join(lines[heads[0] + 1 : heads[0] + 2]):
         raise InputError(f'{path}: expected a table with "# size count ..." and times in us')

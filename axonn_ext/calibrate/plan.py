@@ -1,4 +1,4 @@
-"""Defines what is measured: groups of ranks, products and sizes."""
+"""Defines the measurements: groups of ranks, products and sizes."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from axonn_ext.spec.products import PRODUCT_LAYOUTS
 COLLECTIVES = ("all_gather", "reduce_scatter", "all_reduce")
 SEND = "send"  # a message of a pipeline, from one stage to the next
 
-# m, n, k of products: small ones, whose time is mostly that of the call, long ones in each
-# direction, and cubes.
+# m, n, k of products: small ones, dominated by the cost of the call, long ones in each direction,
+# and cubes.
 _CPU_PRODUCTS = (
     (16, 64, 64), (64, 64, 64), (32, 256, 256), (128, 128, 128), (256, 64, 256), (64, 256, 256),
     (256, 256, 64), (256, 256, 256), (512, 512, 512), (1024, 256, 1024),
@@ -38,7 +38,8 @@ class Product(NamedTuple):
 class GroupShape(NamedTuple):
     """The groups along `axis` of `grid`, which all communicate at once.
 
-    They have `size` ranks each, and neighbours are `inner` ranks apart. kinds: what is timed there.
+    They have `size` ranks each, and neighbours are `inner` ranks apart. kinds: the collectives and
+    messages to time there.
     """
 
     axis: str
@@ -64,7 +65,7 @@ class Plan:
 
     @property
     def groups(self) -> list[GroupShape]:
-        """Every distinct shape of a group in grids of so many ranks."""
+        """Every distinct shape of a group in grids of num_ranks ranks."""
         return group_shapes(self.num_ranks, by_axis=self.by_axis)
 
     @property
@@ -82,10 +83,10 @@ class Plan:
 
 
 def group_shapes(num_ranks: int, *, by_axis: bool) -> list[GroupShape]:
-    """Returns every distinct shape of a group in grids of that many ranks; by axis if asked.
+    """Returns every distinct shape of a group in grids of that many ranks, by axis if requested.
 
     If links do not depend on the axis, collectives and messages are timed in groups of each shape.
-    By axis, messages are those of pipe, whose only collectives are all-reduces.
+    By axis, messages are timed only along pipe, whose only collectives are all-reduces.
     """
     found: dict[tuple[str, int, int], GroupShape] = {}
     for pipe in divisors(num_ranks):

@@ -1,4 +1,4 @@
-"""Measures how Linears compute their products, and how much faster this is than the library's call.
+"""Measures how Linears compute their products, and the speedup over the library's call.
 
 A choice is the fastest of several measurements, which is partly luck. Therefore the chosen way and
 the library's call are measured again, in turns.
@@ -20,7 +20,7 @@ from axonn_ext.kernels import tuning
 from axonn_ext.spec.products import Product
 
 DIRECT = "direct"  # the library's call
-LEAST_SPEEDUP = 0.98  # a choice may seem slower than the library's call by noise
+LEAST_SPEEDUP = 0.98  # noise may make a choice seem slower than the library's call
 
 # A batch is long compared with the resolution of the clocks, and all its launches are enqueued
 # before the GPU's head start ends. The head start has at least 100 us for each launch; the library
@@ -34,12 +34,12 @@ _BUDGET_US, _MIN_ROUNDS, _MAX_ROUNDS = 400_000.0, 7, 25
 class ProductRow:
     """The times of a product in microseconds.
 
-    They are None where Linears make no choice because the product is too small (source "small").
+    They are None if Linears make no choice because the product is too small (source "small").
 
     direct_us, winner_us   medians of "direct" and of the choice, measured in turns after the
                            choice; if the choice is "direct", the median by which it was chosen
     speedup                direct_us / winner_us
-    median_us              the medians by which the choice was made
+    median_us              the medians on which the choice was based
     """
 
     product: Product
@@ -91,8 +91,8 @@ def time_in_turns(
 ) -> dict[str, float]:
     """Returns the median microseconds of a @ b (+ bias) for each variant, on the current stream.
 
-    It needs a GPU. about_us: the approximate time of a call, by which a batch gets its number of
-    calls.
+    It needs a GPU. about_us: the approximate time of a call, which determines the
+    number of calls in a batch.
     """
     num_calls = min(max(math.ceil(_BATCH_US / about_us), 1), _MAX_CALLS)
     batch_us = len(variants) * num_calls * about_us
@@ -130,7 +130,7 @@ def _seconds_on_gpu(calls: Callable[[], None], num_calls: int) -> float:
 
 @dataclass(frozen=True)
 class Gain:
-    """The speedup (direct_us / winner_us) of the choices over all products that were measured."""
+    """The speedup (direct_us / winner_us) of the choices over all measured products."""
 
     num_products: int
     mean_speedup: float  # geometric mean

@@ -1,7 +1,7 @@
 """The measurements, which all ranks make at the same time.
 
-Times are from the first rank's start to the slowest rank's end. If ranks share cores, this is part
-of the result.
+Times are from the first rank's start to the slowest rank's end. If ranks share cores, the result
+includes the effect.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ Json = dict[str, Any]
 Call = Callable[[], object]
 
 _MIN_BATCH_SECONDS = 0.02
-# Each group sends a message so small that it only has latency, and parts of a message whose bytes
-# take _LARGEST_SECONDS, which is long compared with the noise of a busy machine. The bandwidth is
-# first estimated with _PROBE_BYTES.
+# Each group sends a message so small that only latency matters, and fractions of a message whose
+# bytes take _LARGEST_SECONDS, which is long compared with the noise of a busy machine. The
+# bandwidth is first estimated with _PROBE_BYTES.
 _SMALL_BYTES, _PROBE_BYTES = 256, 256 << 10
 _LARGEST_SECONDS = {"cpu": 0.12, "cuda": 0.005}
 _LARGEST_BYTES = {"cpu": 16 << 20, "cuda": 256 << 20}
 _PARTS, _LEAST_LARGEST = (1, 2, 4), 16
 _ELEMENTWISE_BYTES = {"cpu": 4 << 20, "cuda": 256 << 20}  # the bytes of each tensor
 _ATTENTION = {"cpu": (2, 4, 128, 32), "cuda": (4, 16, 2048, 128)}  # batch, heads, sequence, D
-_TINY = 16  # the edge of a matrix so small that its time is only that of the call
+_TINY = 16  # the edge of a matrix so small that only the call takes time
 
 
 def measure_machine(plan: Plan) -> Json:
-    """Measures all that `axonn-ext bench links` needs.
+    """Measures everything that `axonn-ext bench links` needs.
 
     All ranks must call this, and get the same result.
     """
@@ -103,7 +103,7 @@ def _points(plan: Plan, ranks: Ranks, axis: AxisGroup, kind: str) -> list[Point]
 def _points_of(plan: Plan, ranks: Ranks, make: Callable[[int], tuple[int, Call]]) -> list[Point]:
     """Times calls of several sizes; the bytes of the largest take _LARGEST_SECONDS.
 
-    make(bytes): a call that sends about so many bytes on each rank, after those that it sends.
+    make(bytes): returns the exact bytes that each rank sends, and a call that sends them.
     """
     messages = [make(n) for n in (_SMALL_BYTES, _PROBE_BYTES)]
     probes = measure(
@@ -121,10 +121,10 @@ def _points_of(plan: Plan, ranks: Ranks, make: Callable[[int], tuple[int, Call]]
 
 
 def _collective(plan: Plan, axis: AxisGroup, kind: str, num_bytes: int) -> tuple[int, Call]:
-    """Returns a collective that sends about `num_bytes` per rank, after the bytes that it sends."""
+    """Returns the exact bytes and the call of a collective that sends about num_bytes per rank."""
     dtype = DTYPES[plan.dtypes[0]]
     if kind != "all_gather" and plan.device == "cpu":
-        dtype = torch.float32  # c10d sends low precision in this dtype for sums
+        dtype = torch.float32  # in which c10d sends low precision for sums
     g, width = axis.size, dtype.itemsize
     passes = 2 if kind == "all_reduce" else 1
     shard = max(1, num_bytes // (passes * (g - 1) * width))
@@ -139,7 +139,7 @@ def _collective(plan: Plan, axis: AxisGroup, kind: str, num_bytes: int) -> tuple
 
 
 def _message(plan: Plan, shift: Shift, num_bytes: int) -> tuple[int, Call]:
-    """Returns a message of about `num_bytes` from every rank, after the bytes that it sends."""
+    """Returns the exact bytes and the call of a message of about num_bytes from every rank."""
     tensor = torch.ones(num_bytes // 4, device=plan.device)  # fp32
     return tensor.nbytes, shift.call(tensor)
 
@@ -166,7 +166,7 @@ def _product(plan: Plan, product: Product, dtype: torch.dtype) -> Call:
 
 
 def _elementwise(plan: Plan, ranks: Ranks) -> Json:
-    """Measures the memory bandwidth of c = a + b, and the time of a call with next to no work."""
+    """Measures the memory bandwidth of c = a + b, and the time of a call with almost no work."""
     count = _ELEMENTWISE_BYTES[plan.device] // 4
     a, b, c = (torch.ones(count, device=plan.device) for _ in range(3))
     small = torch.ones(_TINY, _TINY, device=plan.device)

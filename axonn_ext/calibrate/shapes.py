@@ -58,16 +58,16 @@ class BlockShape(NamedTuple):
             num_heads=self.heads,
             sequence_length=self.sequence,
             tie_embeddings=False,
-            # This is larger than GPT-2's 0.02: what a block adds to the residual stream must be as
-            # large as the stream itself, or errors of the block would not show.
+            # Larger than GPT-2's 0.02: the block's contribution to the residual stream must be as
+            # large as the stream itself, or its errors would not show.
             init_std=self.hidden**-0.5,
         )
 
 
 Shape = GemmShape | BlockShape
 
-# M is one sequence of the length with which the model was trained. The Linears of "expand" are qkv
-# and up (with gate, where there is one), those of "contract" are the out-projection and down.
+# M is one sequence of the model's training length. The Linears of "expand" are qkv and up (with
+# gate, where there is one), those of "contract" are the out-projection and down.
 # Sources: Touvron et al., arXiv:2307.09288 (70B: hidden 8192, 64 heads, 8 of them key-value heads,
 # MLP 28672); Brown et al., arXiv:2005.14165, table 2.1 (175B: hidden 12288, MLP 49152).
 GEMM_PRESETS = {
@@ -76,7 +76,7 @@ GEMM_PRESETS = {
     ("gpt3", "expand"): (GemmShape(2048, 36864, 12288), GemmShape(2048, 49152, 12288)),
     ("gpt3", "contract"): (GemmShape(2048, 12288, 12288), GemmShape(2048, 12288, 49152)),
 }
-# The MLPs that papers on fused matmuls time, as N, K of "expand". "contract" has K, N.
+# The MLPs in papers on fused matmuls, as N, K of "expand". "contract" has K, N.
 # Sizes: Touvron et al., arXiv:2307.09288 (Llama 2 7B); Llama team, arXiv:2407.21783 (Llama 3 8B,
 # 70B, 405B); Yang et al., arXiv:2407.10671 (Qwen2 72B); Brown et al., arXiv:2005.14165 (GPT-3).
 # Chang et al., arXiv:2406.06858 (Flux), and Zheng et al., arXiv:2504.19442 (Triton-distributed)
@@ -100,7 +100,7 @@ DEFAULTS: dict[str, Shape] = {
 def parse_shapes(op: str, texts: list[str], *, role: str = "expand") -> tuple[Shape, ...]:
     """Returns the shapes for texts, which are sizes or presets; the op's default if there are none.
 
-    role: the role of the Linears that a preset stands for.
+    role: the role of a preset's Linears.
     Raises: UserError for a text that is neither.
     """
     if not texts:
@@ -149,7 +149,7 @@ def _parse(op: str, text: str, role: str) -> tuple[Shape, ...]:
 
 
 def is_size(text: str) -> bool:
-    """Whether the text is a whole number without more digits than any size has."""
+    """Whether the text is a whole number with no more digits than a size can have."""
     return re.fullmatch(r"\s*[0-9]{1,13}\s*", text) is not None
 
 

@@ -21,7 +21,7 @@ DTYPES = {
 def describe_machine(*, threads: int, device: str = "cpu") -> dict[str, str | int]:
     """Describes the machine and the software for the results.
 
-    threads: the number of each rank. device: the type of device.
+    threads: the number of threads per rank. device: the type of device.
     """
     return (_describe_gpus() if device == "cuda" else {}) | {
         "cpu": _cpu_model(),
@@ -38,7 +38,7 @@ def describe_machine(*, threads: int, device: str = "cpu") -> dict[str, str | in
 
 
 def default_device() -> str:
-    """Returns the device to time if none is named: "cuda" if there are GPUs, else "cpu"."""
+    """Returns the device to time by default: "cuda" if there are GPUs, else "cpu"."""
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
@@ -74,7 +74,7 @@ def _cpu_model() -> str:
 
 
 def _blas() -> str:
-    """Returns the library that torch.mm calls, with its version if torch tells it."""
+    """Returns the library that torch.mm calls, with its version if torch reports it."""
     config = torch.__config__.show()
     name = re.search(r"BLAS_INFO=(\w+)", config)
     version = re.search(r"Math Kernel Library Version (\S+)", config)

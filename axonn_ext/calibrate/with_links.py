@@ -1,4 +1,4 @@
-"""Writes the file of a machine anew, with links that were measured on it."""
+"""Rewrites a machine's file with links that were measured on the machine."""
 
 from __future__ import annotations
 
@@ -16,20 +16,21 @@ _LEVEL, _ROW = "[[levels]]", "[[levels.measured]]"
 def level_of(machine: Machine, row: LinkRow, num_ranks: int) -> str:
     """Returns the name of the machine's level of links that the groups of a row use.
 
-    num_ranks: of the job that measured it. Raises InputError if the machine has none.
+    num_ranks: the number of ranks of the job that measured it. Raises InputError if the machine has
+    no such level.
     """
     name = machine.links.wire(row.inner, row.size, "x", num_ranks)
     if name not in {level.name for level in machine.links.levels}:
-        raise InputError(f"machine {machine.name} has links of its own for each axis (emulated)")
+        raise InputError(f"machine {machine.name} has separate links for each axis (emulated)")
     return name
 
 
 def with_links(text: str, rows: Sequence[tuple[str, LinkRow]], source: str) -> str:
     """Returns the text of a machine's file with measured rows in their levels.
 
-    rows: the name of a level, and what was measured there. Rows of the file for the same groups
-    give way, whatever their collective. source: where the rows are from, for the file's `source`.
-    All else stays, comments too. Raises InputError for a file that writes its levels in one line.
+    rows: the name of a level, and a row measured there. They replace the file's rows for the same
+    groups, whatever their collective. source: where the rows are from, for the file's `source`.
+    Everything else stays, including comments. Raises InputError for a file with inline levels.
     """
     lines = re.sub(
         r'(?m)^(source = ".*)"[ \t]*$', lambda m: f'{m[1]}; {source}"', text, count=1
@@ -47,7 +48,7 @@ def with_links(text: str, rows: Sequence[tuple[str, LinkRow]], source: str) -> s
 
 
 def levels_of(text: str) -> str:
-    """Returns the end of a machine's file from its first level on, with the comment above it."""
+    """Returns a machine's file from its first level to the end, with the comment above it."""
     lines = text.splitlines()
     start = next(i for i, line in enumerate(lines) if _code(line) == _LEVEL)
     while start and lines[start - 1].startswith("#"):
@@ -56,19 +57,19 @@ def levels_of(text: str) -> str:
 
 
 def _code(line: str) -> str:
-    """Returns a line without its comment, of those that have no text with a hash."""
+    """Returns a line without its comment; no string in it may have a hash."""
     return line.partition("#")[0].strip()
 
 
 def _first_table(block: Sequence[str]) -> dict[str, object]:
-    """Returns the keys of the table at the head of a block, without those of tables inside."""
+    """Returns the keys of the table at the head of a block, without those of nested tables."""
     inside = [i for i, line in enumerate(block) if i and line.strip().startswith("[")]
     head = block[1 : inside[0]] if inside else block[1:]
     return tomllib.loads("\n".join(head))
 
 
 def _with_rows(block: list[str], rows: list[LinkRow]) -> list[str]:
-    """Returns the lines of a level without the rows that give way, and with the new ones."""
+    """Returns the lines of a level, with the new rows in place of the old ones."""
     last = max(i for i, line in enumerate(block) if line.strip() and not line.startswith("#"))
     own, after = block[: last + 1], block[last + 1 :]
     heads = [i for i, line in enumerate(own) if line.strip().startswith("[")]

@@ -8,4 +8,4 @@ class CheckpointError(RuntimeError):
 
 
 class RanksMissing(CheckpointError):
-    """Ranks did not come in time. The message names them."""
+    """Some ranks did not arrive in time. The message names them."""

@@ -30,20 +30,20 @@ from axonn_ext.checkpoint.manifest import (
 from axonn_ext.spec.files.errors import first_of
 from axonn_ext.spec.files.files import open_new
 
-_PART_BYTES = 256 << 20  # of a file that are written at a time
+_PART_BYTES = 256 << 20  # the most bytes per write; also about the distance of two fsyncs
 
 
 def write_tensors(
     path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None, *,
     beat: Callable[[], None] = lambda: None,
 ) -> StoredFile:  # fmt: skip
-    """Writes contiguous CPU tensors to a safetensors file, and has them on the disk at the end.
+    """Writes contiguous CPU tensors to a safetensors file and syncs it to disk.
 
-    The checksums are those of the file as it can be read. beat: called now and then. Raises
+    The checksums are computed from the file as read back. beat: called now and then. Raises
     OSError.
     """
     header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
-    # In this order each begins at a multiple of its width.
+    # In this order each tensor begins at a multiple of its element size.
     names = sorted(tensors, key=lambda name: (-tensors[name].itemsize, name))
     ends = list(itertools.accumulate((tensors[name].nbytes for name in names), initial=0))
     for name, begin, end in zip(names, ends, ends[1:], strict=False):
@@ -62,7 +62,7 @@ def write_tensors(
             for part in _parts(tensors[name] for name in names):
                 file.write(part)
                 waiting += len(part)
-                if waiting >= _PART_BYTES:  # so that the disk works early, and no call takes long
+                if waiting >= _PART_BYTES:  # starts the disk early, and keeps each call short
                     file.flush()
                     os.fsync(file.fileno())
                     waiting = 0
@@ -77,7 +77,7 @@ def write_tensors(
 
 
 def _code(dtype: torch.dtype) -> str:
-    """Returns the name of a dtype in safetensors."""
+    """Returns the safetensors name of a dtype."""
     name = dtype_name(dtype)
     codes = {"bfloat16": "BF16", "bool": "BOOL"}
     return codes.get(name) or f"{name[0].upper()}{8 * dtype.itemsize}"
@@ -107,7 +107,7 @@ def _checksums(data: mmap.mmap, beat: Callable[[], None]) -> Iterator[int]:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Writes a file next to `path`, has it on the disk, and gives it its name. Raises OSError."""
+    """Writes a file next to `path`, syncs it to disk, then renames it. Raises OSError."""
     partial = path.with_name(f".{path.name}.partial")
     try:
         with open_new(partial) as file:
@@ -121,7 +121,7 @@ def write_text(path: Path, text: str) -> None:
 
 
 def remove(folder: Path, *, beat: Callable[[], None] = lambda: None) -> None:
-    """Removes a folder with all that it has, as far as that is possible; of a link, the link.
+    """Removes a folder and its contents, as far as possible; for a link, only the link.
 
     beat: called for each file.
     """
@@ -138,7 +138,7 @@ def remove(folder: Path, *, beat: Callable[[], None] = lambda: None) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Has the names in a folder on the disk."""
+    """Syncs a folder's entries to disk."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -147,12 +147,12 @@ def sync_folder(folder: Path) -> None:
 
 
 class MappedFile:
-    """A file of a checkpoint, mapped into memory. An extent is checked when it is read first.
+    """A file of a checkpoint, mapped into memory. An extent is checked on its first read.
 
     Only the pages that are read come into memory, and they belong to the page cache, not to the
-    process. Raises CheckpointError if the file is not there or has another size than it should.
+    process. Raises CheckpointError if the file is missing or has the wrong size.
 
-    wanted: the names of tensors that are to be read, for messages.
+    wanted: the names of the tensors to be read, for messages.
     """
 
     def __init__(
@@ -171,7 +171,7 @@ class MappedFile:
                         f"{self._path}: expected {self._stored.num_bytes} bytes, got {size}; it "
                         f"has {_some(wanted)}"
                     )
-                # Nothing is written. But torch warns of memory that cannot be.
+                # Nothing is written, but torch warns about read-only memory.
                 self._data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
         except OSError as error:
             raise CheckpointError(
@@ -180,7 +180,7 @@ class MappedFile:
         self._checked: set[int] = set()
 
     def missing(self, blocks: Iterable[tuple[str, Block]], manifest: Manifest) -> list[str]:
-        """Returns the names of tensors of whose blocks the file lacks some."""
+        """Returns the names of the tensors some of whose blocks the file lacks."""
         missing = []
         for name, block in blocks:
             start = self._stored.starts.get(block_key(name, block.offsets), MOST)
@@ -190,10 +190,10 @@ class MappedFile:
         return missing
 
     def rows(self, name: str, dtype: torch.dtype, block: Block, rows: tuple[int, int]) -> Tensor:
-        """Returns rows [first, end) of a block, which is in the file and shares its memory.
+        """Returns rows [first, end) of a block in the file; the result shares the file's memory.
 
-        Raises CheckpointError if an extent of the file that they are in is damaged; it names the
-        tensors of the extent.
+        Raises CheckpointError if an extent that contains them is damaged; it names the tensors in
+        that extent.
         """
         sizes = [rows[1] - rows[0], *block.sizes[1:]] if block.sizes else []
         row_bytes = math.prod(block.sizes[1:]) * dtype.itemsize
@@ -217,7 +217,7 @@ class MappedFile:
         return False
 
     def problems(self, beat: Callable[[], None]) -> Iterator[str]:
-        """Yields what is wrong with each damaged extent of the whole file."""
+        """Reads the whole file; yields a message for each damaged extent."""
         for extent in range(len(self._stored.checksums)):
             beat()
             if self._is_damaged(extent):
@@ -249,9 +249,9 @@ def find_problems(
     folder: Path, manifest: Manifest, names: Iterable[str] | None = None, *,
     beat: Callable[[], None] = lambda: None,
 ) -> Iterator[str]:  # fmt: skip
-    """Yields what is wrong with the files of a checkpoint, all of which are read.
+    """Reads the files of a checkpoint completely; yields a message for each problem.
 
-    names: of the files; default all. beat: called for each extent.
+    names: the files to read; default all. beat: called for each extent.
     """
     try:
         manifest.check_last_file(folder)

@@ -28,7 +28,7 @@ class CheckpointFolder:
         return self.root / f"step-{step:08d}"
 
     def steps(self) -> list[int]:
-        """Returns the steps of which there is a checkpoint with a manifest, in order."""
+        """Returns the steps that have a checkpoint with a manifest, in order."""
         found = []
         if self.root.is_dir():
             for path in self.root.iterdir():
@@ -40,7 +40,7 @@ class CheckpointFolder:
     def latest(self) -> Path | None:
         """Returns the newest checkpoint whose manifest can be read; None if there is none.
 
-        The file `latest` names it, unless that is lost or damaged.
+        The file `latest` names it, unless that file is lost or damaged.
         """
         try:
             name = (self.root / LATEST).read_text(encoding="utf-8").strip()
@@ -56,7 +56,7 @@ class CheckpointFolder:
         return None
 
     def recover(self) -> None:
-        """Gives back its name to a checkpoint that a job was replacing when it ended.
+        """Restores the name of a checkpoint that a job was replacing when it ended.
 
         Only the job that writes into the folder may call it. Raises OSError.
         """
@@ -66,19 +66,19 @@ class CheckpointFolder:
                 old.rename(path)
 
     def mark_latest(self, step: int) -> None:
-        """Makes a checkpoint that is on the disk the latest one. Raises OSError."""
+        """Marks a checkpoint that is on disk as the latest one. Raises OSError."""
         write_text(self.root / LATEST, self.path(step).name + "\n")
 
     def prune(
         self, step: int, *, keep_last: int, keep_every: int,
         beat: Callable[[], None] = lambda: None,
     ) -> None:  # fmt: skip
-        """Removes old checkpoints, after that of `step` was saved.
+        """Removes old checkpoints after the checkpoint of `step` was saved.
 
-        Of the checkpoints up to `step` the newest `keep_last` stay, and those of multiples of
-        `keep_every` steps (0: none). Later ones, of a run that was resumed further back, stay, and
-        so do links, which lead to what somebody keeps elsewhere. What an ended job left half
-        written is removed. beat: called for each file that is removed.
+        Of the checkpoints up to `step`, the newest `keep_last` stay, and those at multiples of
+        `keep_every` steps (0: none). Later ones stay, which exist if the run was resumed from an
+        earlier step; so do links, since their targets are kept elsewhere on purpose. Checkpoints
+        that an ended job left half written are removed. beat: called for each file removed.
         """
         for partial in self.root.glob(".step-*.partial"):
             remove(partial, beat=beat)
@@ -86,22 +86,22 @@ class CheckpointFolder:
         for old in steps[: max(0, len(steps) - keep_last)]:
             is_kept = keep_every and old % keep_every == 0
             if not is_kept and not self.path(old).is_symlink():
-                # Under this name, a folder that is half removed is no checkpoint.
+                # Under this name, a half-removed folder does not count as a checkpoint.
                 pruned = self.root / f".{self.path(old).name}.pruned.partial"
                 self.path(old).rename(pruned)
                 remove(pruned, beat=beat)
 
 
 def replaced_path(path: Path) -> Path:
-    """Returns where a checkpoint is while another one takes its name."""
+    """Returns where a checkpoint lies while a new one takes its name."""
     return path.with_name(f".{path.name}.replaced.partial")
 
 
 def find_checkpoint(path: Path) -> Path:
-    """Returns the checkpoint that a path means.
+    """Returns the checkpoint that a path refers to.
 
-    It may be a checkpoint, a folder of several, or that of a run; of several the latest is taken.
-    Raises CheckpointError if there is none.
+    The path may be a checkpoint, a folder of several, or the folder of a run; of several, the
+    latest is taken. Raises CheckpointError if there is none.
     """
     if (path / MANIFEST).is_file() or _STEP.fullmatch(path.name):
         return path
@@ -116,7 +116,7 @@ def find_checkpoint(path: Path) -> Path:
 
 
 def last_good(damaged: Path, *, beat: Callable[[], None] = lambda: None) -> Path | None:
-    """Returns the newest checkpoint next to a damaged one all of whose bytes are right.
+    """Returns the newest undamaged checkpoint in the folder of a damaged one; None if none is.
 
     beat: called for each extent that is read.
     """

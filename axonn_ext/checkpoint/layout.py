@@ -1,6 +1,6 @@
 """Which ranks of a grid hold which block of a tensor, and which of them writes it.
 
-This is arithmetic, which every rank and every reader does alike. So no rank has to be asked.
+This is arithmetic that every rank and every reader repeats, so it needs no communication.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ import torch
 from axonn_ext.checkpoint.runs import Offsets, blocks_of_run
 from axonn_ext.spec.grid import AXES, GridShape
 
-MOST = 1 << 62  # of elements, or bytes of a file: the sum of two numbers fits 64 bits
-MOST_RANKS = 10_000_000  # as many as names of files can tell apart
+MOST = 1 << 62  # elements, or bytes of a file: the sum of two such numbers fits 64 bits
+MOST_RANKS = 10_000_000  # file names have at most 7 digits
 
 
 @dataclass(frozen=True)
 class Block:
-    """A block of a whole tensor, and the file that has it."""
+    """A block of a whole tensor, and the file that contains it."""
 
     offsets: Offsets
     sizes: tuple[int, ...]
@@ -39,14 +39,14 @@ class Layout:
     """How the ranks of a grid hold a whole tensor.
 
     grid     the sizes of the axes, in the order of AXES
-    shape    of the whole tensor, without padding
+    shape    the shape of the whole tensor, without padding
     dims     the axes that split each dim, slowest first
-    padding  rows behind the last one, so that the grid divides them; no rank writes them
-    where    the coordinates of the ranks that hold it, by axis; all along other axes
-    runs     if the optimizer keeps a block in buckets: for each its elements of the block (start,
-             stop), the place of the first in the bucket, and the elements of the part of one rank
-             of data; 0: ranks of data have all of it
-    turn     which of the ranks that hold a block alike writes it, counted from the first
+    padding  rows added after the last one, so that the grid divides them; no rank writes them
+    where    the coordinates, by axis, of the ranks that hold it; all along axes not in it
+    runs     if the optimizer keeps a block in buckets: for each bucket, the range of the block's
+             elements in it (start, stop), the position of the first in the bucket, and the number
+             of elements in one data rank's part; 0: every data rank has the whole bucket
+    turn     which of the ranks that hold the same block writes it, counted from the first
     """
 
     grid: tuple[int, ...]
@@ -93,17 +93,17 @@ class Layout:
 
     @classmethod
     def whole(cls, num_ranks: int, shape: Sequence[int]) -> Layout:
-        """A tensor of which each rank holds a full copy."""
+        """A tensor that every rank holds in full."""
         return cls((num_ranks, 1, 1, 1, 1), tuple(shape), ((),) * len(shape))
 
     @property
     def num_ranks(self) -> int:
-        """The ranks of the grid."""
+        """The number of ranks in the grid."""
         return math.prod(self.grid)
 
     @property
     def num_blocks(self) -> int:
-        """The number of blocks that are not empty; only rows may have fewer of them than others."""
+        """The number of nonempty blocks. Parts differ in it only along dim 0, the padded one."""
         places = range(self._size("data")) if self._is_cut else (0,)
 
         def count(row: int) -> int:
@@ -143,7 +143,7 @@ class Layout:
         return self.grid[AXES.index(axis)]
 
     def held(self, rank: int) -> list[tuple[Offsets, tuple[int, ...]]]:
-        """Returns offsets and sizes of the blocks that a rank has; none are empty."""
+        """Returns offsets and sizes of a rank's blocks, without empty ones."""
         at = coords(self.grid, rank)
         if not self._is_placed(at):
             return []
@@ -172,9 +172,10 @@ class Layout:
     def path(self, rank: int) -> Iterator[tuple[str, int]]:
         """Yields the axes, in order, along which copies of the owner's blocks reach this rank.
 
-        Each with the place of the rank on the axis that has the blocks already. The other ranks on
-        the axis do the same at that point of their paths, also those that `where` does not name;
-        only along pipe, they are those that `where` names, and the place is one among them.
+        Each comes with the position on that axis of the rank that already has the blocks. All
+        ranks on the axis yield the same at that point of their paths, also those that `where` does
+        not name. Only along pipe, just the ranks that `where` names take part, and the position
+        counts among them.
         """
         here, split = coords(self.grid, rank), self._split
         source = coords(self.grid, self._owner(here))
@@ -195,7 +196,7 @@ class Layout:
             yield from (Block(*each, file) for each in self._held(at))
 
     def replicas(self) -> tuple[object, ...]:
-        """Returns what tensors have in common whose blocks the same ranks can write."""
+        """Returns a key that is equal for tensors whose blocks the same ranks can write."""
         return self.grid, frozenset(self._split), tuple(sorted(self.where.items()))
 
     def overlapping(self, offsets: Sequence[int], sizes: Sequence[int]) -> Iterator[Block]:
@@ -248,7 +249,7 @@ class Layout:
                 begin = start + max(0, data * part - at)
                 start, stop = begin, min(stop, start + (data + 1) * part - at)
             if start < stop:
-                # Its views have the shapes. In wider elements it could have too many bytes.
+                # Only its views' shapes matter. With a wider dtype its byte count could overflow.
                 flat = torch.empty(stop - start, dtype=torch.uint8, device="meta")
                 found += [(o, tuple(b.shape)) for o, b in blocks_of_run(sizes, start, flat)]
         return found
@@ -256,7 +257,7 @@ class Layout:
     def _data_of(
         self, index: Sequence[int], offsets: Sequence[int], sizes: Sequence[int]
     ) -> Sequence[int]:
-        """Returns the coordinates along data of the runs that may have elements of a part."""
+        """Returns the data coordinates of the ranks whose runs may overlap a part."""
         if not self._is_cut:
             return (0,)
         first = last = 0
@@ -274,9 +275,9 @@ class Layout:
 
 
 def in_turn(layouts: Mapping[str, Layout], widths: Mapping[str, int]) -> dict[str, Layout]:
-    """Returns the layouts with turns, so that ranks that hold the same write about as much.
+    """Returns the layouts with turns that spread the writing evenly over ranks with equal blocks.
 
-    Of tensors with the same replicas, the largest has the first turn. widths: bytes of an element.
+    Of tensors with the same replicas, the largest has the first turn. widths: bytes per element.
     """
 
     def order(name: str) -> tuple[int, str]:
@@ -298,7 +299,7 @@ def file_name(rank: int) -> str:
 
 
 def grid_of(shape: GridShape) -> tuple[int, ...]:
-    """Returns the sizes of the axes as a layout has them."""
+    """Returns the axis sizes in the order that a layout uses."""
     return tuple(getattr(shape, axis) for axis in AXES)
 
 

@@ -1,4 +1,4 @@
-"""Reads a checkpoint, of whatever grid, into a model and its optimizer."""
+"""Reads a checkpoint written on any grid into a model and its optimizer."""
 
 from __future__ import annotations
 
@@ -47,19 +47,19 @@ def load(
     """Reads a checkpoint on all ranks together; returns its `extra`.
 
     It may have been written on any grid, in any layout and dtype: of the ranks that need a block,
-    one reads what it needs of the files, which are mapped into memory, and broadcasts it. Values
-    are cast to the dtypes of the model.
+    one reads the parts it needs from the files, which are mapped into memory, and broadcasts it.
+    Values are cast to the dtypes of the model.
 
-    optimizer: one over the same parameters, in as many groups, as was saved. Without, what the
-    checkpoint has of one is left out.
-    options: also sets the optimizer's options, such as lr. random: also sets the state of random
-    numbers, if the job has as many ranks as the one that wrote it.
+    optimizer: must have the same parameters, in the same number of groups, as the saved one.
+    Without it, optimizer state in the checkpoint is skipped.
+    options: also sets the optimizer's options, such as lr. random: also sets the random number
+    generators, if the job has the same number of ranks as the one that wrote the checkpoint.
 
     Call it between steps; with axonn_ext.overlap, after `end_step`. Collectives: broadcasts in the
-    groups of the model's grid, or else in the world; with ZeRO, those of `AdamW.write_back`; ranks
-    agree in the store. Raises CheckpointError, on every rank, if the
-    checkpoint is damaged or is one of another model; the message names tensors and shapes. If it
-    is raised while tensors are read, some of the model's have the checkpoint's values already.
+    groups of the model's grid, or in the world group if it has none; with ZeRO, those of
+    `AdamW.write_back`. Ranks agree through the store. Raises CheckpointError, on every rank, if the
+    checkpoint is damaged or belongs to another model; the message names tensors and shapes. If it
+    is raised while tensors are read, part of the model already has the checkpoint's values.
     """
     return _load(Path(folder), Ranks.of_world(), model, optimizer, options=options, random=random)
 
@@ -106,7 +106,7 @@ def _load(
 
 @contextmanager
 def _offering(folder: Path, ranks: Ranks) -> Iterator[None]:
-    """Adds to the error of a damaged checkpoint which other one is whole."""
+    """Adds the newest undamaged checkpoint to the error about a damaged one."""
     try:
         yield
     except RanksMissing:
@@ -122,9 +122,9 @@ def _offering(folder: Path, ranks: Ranks) -> Iterator[None]:
 def _further_targets(
     folder: Path, manifest: Manifest, model: nn.Module, optimizer: Optimizer | None, random: bool
 ) -> dict[str, Shard]:  # fmt: skip
-    """Returns the blocks that this rank reads besides the model's.
+    """Returns the blocks that this rank reads in addition to the model's.
 
-    Raises CheckpointError for another optimizer's.
+    Raises CheckpointError if the checkpoint is of another optimizer.
     """
     stored = _stored(manifest)
     targets: dict[str, Shard] = {}
@@ -133,15 +133,15 @@ def _further_targets(
         if groups != len(saved):
             raise CheckpointError(
                 f"{folder} has an optimizer with {len(saved)} groups of parameters, and this one "
-                f"has {groups}; without an optimizer, the model alone is loaded"
+                f"has {groups}; without an optimizer, only the model is loaded"
                 if saved
-                else f"{folder} has no optimizer; without one, the model alone is loaded"
+                else f"{folder} has no optimizer; without one, only the model is loaded"
             )
         problems = list(misfits(model, optimizer, stored.keys(), saved))
         if problems:
             raise CheckpointError(
                 f"{folder} has the state of another optimizer: {first_of(problems, _MOST_NAMES)}; "
-                "without an optimizer, the model alone is loaded"
+                "without an optimizer, only the model is loaded"
             )
         targets |= optimizer_targets(model, optimizer, stored)
     own = random_shards() if random else {}
@@ -163,8 +163,8 @@ def _lacked_by_all(
 ) -> set[str]:
     """Returns the names in the checkpoint that no rank's model has; a stage has only its own.
 
-    A rank tells the checkpoint's token, and a bit for each name. Raises CheckpointError, on every
-    rank, if they have read different checkpoints.
+    Each rank contributes the checkpoint's token and a bit per name. Raises CheckpointError, on
+    every rank, if ranks have read different checkpoints.
     """
     names = _model_names(manifest)
     own = sum(1 << number for number, name in enumerate(names) if name in targets)
@@ -176,7 +176,7 @@ def _lacked_by_all(
     said, *tokens = ranks.reduced([f"{own:x}", manifest.token], merged)
     if len(tokens) > 1:
         raise CheckpointError(
-            f"{folder}: expected all ranks to read the same checkpoint, got those of the tokens "
+            f"{folder}: expected all ranks to read the same checkpoint, got tokens "
             f"{' and '.join(tokens)}: it was replaced meanwhile, or hosts do not share the folder"
         )
     every = int(said, 16)
@@ -188,7 +188,7 @@ def _compare(
 ) -> None:
     """Raises CheckpointError if the tensors of model and checkpoint differ in names or shapes.
 
-    lacked: what the checkpoint has, but no rank's model.
+    lacked: the names in the checkpoint that no rank's model has.
     """
     stored = _stored(manifest)
     saved = set(_model_names(manifest))

@@ -1,9 +1,9 @@
 """The JSON files of a checkpoint: a manifest of the tensors, and an index next to each file.
 
 The manifest says how the ranks of a grid held each tensor, so its size does not depend on their
-number; from it follows which file has which block (`layout`). An index says where in its file each
-block begins, and has the checksums. Both have a checksum of themselves, and whatever is read from
-them is checked before it is used, since it may be damaged, or written by somebody else.
+number; `layout` derives from it which file has which block. An index says where in its file each
+block begins, and has the file's checksums. Both carry their own checksum, and everything read from
+them is checked before use, since it may be damaged or written by somebody else.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from axonn_ext.spec.files.files import parse_json, read_text
 
 MANIFEST = "manifest.json"
 FORMAT = 3
-EXTENT_BYTES = 1 << 20  # a file has a checksum for each extent of so many bytes
-MOST_BYTES = 1 << 32  # of a manifest; those of format 2 have some hundred bytes for each block
-_MOST_INDEX_BYTES = 1 << 30  # of an index: some hundred bytes for each block of a file
+EXTENT_BYTES = 1 << 20  # a file has one checksum per extent of this size
+MOST_BYTES = 1 << 32  # of a manifest; format 2 takes about a hundred bytes per block
+_MOST_INDEX_BYTES = 1 << 30  # of an index: about a hundred bytes per block of the file
 MALFORMED = (KeyError, TypeError, ValueError, AttributeError, RecursionError)
 DTYPES: Mapping[str, torch.dtype] = MappingProxyType(
     {
@@ -81,8 +81,8 @@ class StoredFile:
     checksums: the CRC-32 of each extent of EXTENT_BYTES; the last is shorter. starts: the byte at
     which each block begins, by `block_key`.
 
-    A CRC-32 notices every change of up to 32 consecutive bits, and of all others all but one in
-    four billion.
+    A CRC-32 detects every change of up to 32 consecutive bits, and all but one in four billion of
+    the others.
     """
 
     num_bytes: int
@@ -92,13 +92,13 @@ class StoredFile:
 
 @dataclass(frozen=True)
 class Manifest:
-    """What a checkpoint has.
+    """The contents of a checkpoint.
 
-    num_bytes  of all files of tensors
-    facts      what is known about the job that wrote it: step, grid, versions
-    extra      what the user added: values of the types in `values`
-    token      a random text, which the index of each file has, too
-    listed     the indexes; None: they are files
+    num_bytes  the total size of the tensor files
+    facts      about the job that wrote it: step, grid, versions
+    extra      the user's values, of the types in `values`
+    token      a random string, repeated in the index of each file
+    listed     the indexes, if the manifest contains them; None: they are files
     """
 
     tensors: Mapping[str, StoredTensor]
@@ -126,7 +126,7 @@ class Manifest:
         return _framed("checkpoint", body)
 
     def index(self, folder: Path, file: str) -> StoredFile:
-        """Returns the index of a file. Raises CheckpointError if it is not there, or is damaged."""
+        """Returns the index of a file. Raises CheckpointError if it is missing or damaged."""
         if self.listed is not None:
             return self.listed[file]
         return read_index(folder, file, self.token)
@@ -134,7 +134,7 @@ class Manifest:
     def check_last_file(self, folder: Path) -> None:
         """Raises CheckpointError unless the last file has an index.
 
-        To be called before work on all files: a wrong manifest may name millions.
+        Call it before working on all files: a wrong manifest may name millions.
         """
         path = folder / index_name(self.files[-1])
         if self.listed is None and not path.is_file():
@@ -147,19 +147,19 @@ def block_key(name: str, offsets: Offsets) -> str:
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """Returns the name of a dtype, as manifests have it."""
+    """Returns the name of a dtype in manifests."""
     return str(dtype).removeprefix("torch.")
 
 
 def itemsize_of(name: str, dtype: str) -> int:
-    """Returns the bytes of an element. Raises ValueError for an unknown dtype."""
+    """Returns the bytes per element. Raises ValueError for an unknown dtype."""
     if dtype not in DTYPES:
         raise ValueError(f"tensor {name}: expected a dtype of {', '.join(DTYPES)}")
     return DTYPES[dtype].itemsize
 
 
 def table_entry(tensor: StoredTensor) -> dict[str, Any]:
-    """Returns what a manifest says of a tensor."""
+    """Returns a tensor's entry in the manifest."""
     return {"dtype": tensor.dtype, **vars(tensor.layout)}
 
 
@@ -169,7 +169,7 @@ def _framed(kind: str, body: Mapping[str, Any]) -> str:
 
 
 def read_framed(path: Path, kind: str, most_bytes: int) -> Any:
-    """Returns the body. Raises CheckpointError if it is damaged, InputError if it is no text."""
+    """Returns the body. Raises CheckpointError if it is damaged, InputError if it is not text."""
     text = read_text(path, most_bytes=most_bytes)
     found = re.fullmatch(rf'{{"crc32": (\d{{1,10}}), "{kind}": (\{{.*\}})}}\n', text, re.DOTALL)
     if found is None or zlib.crc32(found[2].encode()) != int(found[1]):
@@ -204,7 +204,7 @@ def index_text(file: str, stored: StoredFile, token: str) -> str:
 
 
 def read_index(folder: Path, file: str, token: str) -> StoredFile:
-    """Returns the index of a file. Raises CheckpointError if it is not there, or is damaged."""
+    """Returns the index of a file. Raises CheckpointError if it is missing or damaged."""
     path = folder / index_name(file)
     try:
         body = read_framed(path, "index", _MOST_INDEX_BYTES)
@@ -222,11 +222,11 @@ def read_index(folder: Path, file: str, token: str) -> StoredFile:
         if stored.num_bytes < 8:
             raise ValueError(f"expected at least the 8 bytes of a header, got {stored.num_bytes}")
         if len(stored.checksums) != -(-stored.num_bytes // EXTENT_BYTES):
-            raise ValueError(f"{len(stored.checksums)} checksums of {stored.num_bytes} bytes")
+            raise ValueError(f"{len(stored.checksums)} checksums for {stored.num_bytes} bytes")
     except InputError as error:
         raise CheckpointError(str(error)) from None
     except MALFORMED as error:
         raise CheckpointError(
-            f"{path} is no index of a file: {type(error).__name__}: {error}"
+            f"{path} is not the index of a file: {type(error).__name__}: {error}"
         ) from None
     return stored

@@ -1,6 +1,6 @@
 """Manifests of formats 1 and 2, which list every block and the checksums of every file.
 
-They are read as those of the present format are; nothing writes them any more.
+They are read into the same Manifest as the current format; nothing writes them any more.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from axonn_ext.checkpoint.manifest import (
 )
 from axonn_ext.checkpoint.values import decode
 
-FORMATS = (1, 2)  # in 1, values were as JSON has them
+FORMATS = (1, 2)  # in 1, values were plain JSON
 _FILE_NAME = re.compile(r"rank-\d{5,7}\.safetensors")
 _RANDOM = re.compile(r"(rng\.\w+)\.(\d+)")
 
@@ -75,7 +75,7 @@ def manifest_of(body: Mapping[str, Any]) -> Manifest:
 
 
 def _with_random_rows(tensors: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the tensors with the states of random numbers as rows: they were a tensor a rank."""
+    """Returns the tensors with generator states as rows of one; they were one tensor per rank."""
     found, rows = dict(tensors), dict[str, dict[int, Any]]()
     for name, value in tensors.items():
         if match := _RANDOM.fullmatch(name):
@@ -113,7 +113,7 @@ def _tensor_of(
         )
         end = each["start"] + math.prod(block.sizes) * itemsize
         if not inside or end > files[block.file]:
-            raise ValueError(f"tensor {name}: a block that is not inside of it or of its file")
+            raise ValueError(f"tensor {name}: a block that is not inside it or its file")
         starts[block.file][block_key(name, block.offsets)] = each["start"]
         blocks.append(block)
     volume = sum(math.prod(block.sizes) for block in blocks)
@@ -126,8 +126,8 @@ def _tensor_of(
 def _overlap(blocks: Sequence[Block], num_dims: int) -> bool:
     """Whether two of the blocks share an element.
 
-    They are met in the order of the dimension that splits them most, next to those that have not
-    ended there: few, where the blocks are those of a grid.
+    A sweep along the dimension with the most distinct offsets compares each block with those that
+    have not ended yet: only a few, if the blocks are those of a grid.
     """
     filled = [block for block in blocks if all(block.sizes)]
     most = max(range(num_dims), key=lambda d: len({b.offsets[d] for b in filled}), default=0)

@@ -1,8 +1,8 @@
 """How the ranks of a job agree about a checkpoint: in a tree, by small messages in c10d's store.
 
-In a round each rank waits for its children, at most CHILDREN of them, merges what they say with
-its own, and tells its parent. Then rank 0 answers all. So a rank uses the store at most some twenty
-times, whatever the number of ranks, and no group of torch.distributed is made.
+In a round, each rank waits for its children, at most CHILDREN of them, merges their values with its
+own, and passes the result to its parent. Then rank 0 answers all ranks. So a rank uses the store
+about twenty times at most, whatever the number of ranks, and no torch.distributed group is made.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from axonn_ext.spec import settings
 
 T = TypeVar("T")
 CHILDREN = 8
-_MOST_ERRORS = 8  # that a message has
+_MOST_ERRORS = 8  # in a message
 _MOST_BYTES = 7 << 20  # of a message; c10d's store takes 8 MiB
-_LONGEST_NAP, _NAP_OF_A_RANK = 0.25, 1e-4  # seconds between polls, which the one store serves
-_BEATS = 8  # how often a rank that is busy shows that it lives, within the timeout
+_LONGEST_NAP, _NAP_OF_A_RANK = 0.25, 1e-4  # seconds between polls; all ranks poll one store
+_BEATS = 8  # heartbeats of a busy rank within the timeout
 
 
 @contextmanager
@@ -41,9 +41,8 @@ def _store_errors() -> Iterator[None]:
 class Ranks:
     """The ranks that write or read a checkpoint together.
 
-    All ranks must make theirs, and call the methods, in the same order. A rank that neither comes
-    nor shows with `beat` that it is at work, for AXONN_TIMEOUT_SECONDS, is named in an error on all
-    others.
+    All ranks must make their instances, and call the methods, in the same order. If a rank neither
+    arrives nor calls `beat` for AXONN_TIMEOUT_SECONDS, all others raise an error that names it.
 
     store: a client used only for these messages; None: a single process.
     """
@@ -64,20 +63,20 @@ class Ranks:
         assert dist.group.WORLD is not None
         store: Store = dist.group.WORLD.get_group_store()
         number = store.add(f"axonn/checkpoint/{rank}", 1)
-        # A connection of its own: while a thread waits, others cannot use the same one.
+        # A separate connection: while one thread waits, others cannot use the same one.
         own = store.clone()  # type: ignore[attr-defined, unused-ignore]
         return cls(rank, size, PrefixStore(f"axonn/checkpoint/{number}", own))
 
     def begin(self) -> None:
-        """Begins another save or load, whose messages are not mixed with those of earlier ones.
+        """Begins another save or load, whose messages do not mix with those of earlier ones.
 
-        So a rank that comes late is in step with the others again at the next one.
+        So a rank that was late is in step with the others again at the next one.
         """
         self._number, self._round = self._number + 1, 0
 
     @property
     def children(self) -> range:
-        """The ranks that tell this one."""
+        """The ranks that report to this one."""
         first = self.rank * CHILDREN + 1
         return range(first, max(first, min(first + CHILDREN, self.size)))
 
@@ -86,10 +85,11 @@ class Ranks:
         self, value: Any, merge: Callable[[Any, Any], Any],
         answer: Callable[[Any], Any] | None = None,
     ) -> Any:  # fmt: skip
-        """Returns, on every rank, what rank 0 makes of the merged values of all; values are JSON.
+        """Returns, on every rank, rank 0's answer to the merged values of all ranks.
 
-        answer: default all of it. Raises RanksMissing, on every rank, that names those that do not
-        come, and CheckpointError if the store does not answer.
+        value: JSON. answer: applied on rank 0; default: the merged value itself. Raises
+        RanksMissing, on every rank, naming those that do not arrive, and CheckpointError if the
+        store does not answer.
         """
         if self._store is None:
             return value if answer is None else answer(value)
@@ -118,7 +118,7 @@ class Ranks:
         else:
             if "error" not in said:
                 said["value"] = said["value"] if answer is None else answer(said["value"])
-                store.delete_key(self._last_answer)  # all have come here, so all have read it
+                store.delete_key(self._last_answer)  # all have arrived here, so all have read it
             self._last_answer = f"{here}/all"
             _set(store, self._last_answer, said)
         _raise_error(said)
@@ -126,7 +126,7 @@ class Ranks:
 
     @property
     def _given_up(self) -> str:
-        """The key that a rank sets which no longer waits for rank 0."""
+        """The key that a rank sets when it stops waiting for rank 0."""
         return f"{self._number}/given up"
 
     def _raise_given_up(self) -> None:
@@ -135,7 +135,7 @@ class Ranks:
             raise RanksMissing(self._store.get(self._given_up).decode())
 
     def _await(self, keys: Sequence[str], ranks: Sequence[int]) -> None:
-        """Returns when the ranks have set the keys. Raises RanksMissing that names others."""
+        """Returns when the ranks have set the keys. Raises RanksMissing, naming the late ones."""
         assert self._store is not None
         lives = {rank: (0, time.monotonic()) for rank in ranks}
         while keys and not self._come(keys):
@@ -155,7 +155,7 @@ class Ranks:
     def _come(self, keys: Sequence[str]) -> bool:
         """Returns whether the keys are set before the next beat.
 
-        It polls, less and less often: c10d prints a warning for each wait whose time is up.
+        It polls, less and less often: c10d prints a warning for each wait that times out.
         """
         assert self._store is not None
         end, nap = time.monotonic() + self._patience / _BEATS, 0.001
@@ -167,7 +167,7 @@ class Ranks:
         return True
 
     def beat(self) -> None:
-        """Shows that this rank is at work. It must be called between parts of long work."""
+        """Shows that this rank is still working. Call it between the parts of long work."""
         now = time.monotonic()
         if self._store is not None and now - self._beaten > self._patience / _BEATS / 2:
             with suppress(DistError):  # the next round says so
@@ -177,7 +177,7 @@ class Ranks:
     def agree(self, error: str | None) -> None:
         """Raises CheckpointError on every rank if one has an error: the first one, with its rank.
 
-        An error that all ranks have is raised as it is.
+        An error common to all ranks is raised without a rank.
         """
         own = {} if error is None else {error: [self.rank, 1]}
         errors = self.reduced(own, _merged_errors)
@@ -185,7 +185,7 @@ class Ranks:
             raise CheckpointError(text if count == self.size else f"rank {rank}: {text}")
 
     def agreed(self, function: Callable[[], T]) -> T:
-        """Returns what the function returns on this rank, or raises its error on every rank.
+        """Returns the function's result on this rank, or raises its error on every rank.
 
         An OSError or a ValueError becomes a CheckpointError.
         """
@@ -194,7 +194,7 @@ class Ranks:
         return cast(T, value)
 
     def told(self, function: Callable[[], Any]) -> Any:
-        """Returns, on every rank, what the function returns on rank 0, or raises its error."""
+        """Returns, on every rank, the function's result on rank 0, or raises its error."""
 
         def answer(_: None) -> tuple[Any, str | None]:
             return _tried(function)

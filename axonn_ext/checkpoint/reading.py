@@ -1,4 +1,4 @@
-"""Reads the manifest of a checkpoint, of the present format and of older ones."""
+"""Reads the manifest of a checkpoint, in the current format and in older ones."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def read_manifest(folder: Path) -> Manifest:
     try:
         body = read_framed(path, "checkpoint", MOST_BYTES)
     except InputError as error:
-        raise CheckpointError(f"{folder} is no checkpoint that can be used: {error}") from None
+        raise CheckpointError(f"{folder} is not a usable checkpoint: {error}") from None
     try:
         is_old = body["format"] in old_formats.FORMATS
         if not (is_old or body["format"] == FORMAT) or body["extent_bytes"] != EXTENT_BYTES:
@@ -63,7 +63,7 @@ def _manifest_of(body: Mapping[str, Any]) -> Manifest:
 
 
 class _Files(Sequence[str]):
-    """The names of a number of files, which takes no memory for them."""
+    """The file names of `count` ranks, made on demand."""
 
     def __init__(self, count: int) -> None:
         self._ranks = range(count)

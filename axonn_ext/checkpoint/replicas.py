@@ -1,4 +1,4 @@
-"""Blocks that several ranks hold alike: one of them reads each, and the others get copies of it."""
+"""Blocks that several ranks hold: one rank reads each, and sends copies to the others."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from axonn_ext.nn.sharded import declaration_of
 from axonn_ext.ranks.grid import Grid
 from axonn_ext.ranks.rank_values import device_type
 
-_PART_BYTES = 64 << 20  # staged at a time, of a block on a device that the group does not serve
+_PART_BYTES = 64 << 20  # staged at a time, if the group does not serve the block's device
 
 
 class Replicas:
-    """The blocks of a model's ranks, of which this one reads its `own` for all that hold them.
+    """The blocks of a model, of which this rank reads its `own` for all ranks that hold them.
 
     layouts: those of the shards, with the turns in which ranks that hold the same blocks read them
     """
@@ -37,8 +37,8 @@ class Replicas:
     def spread(self) -> None:
         """Copies each block from the rank that has read it to all others that hold it.
 
-        Collectives: broadcasts in the groups of the model's grid; of a model without one, in the
-        world.
+        Collectives: broadcasts in the groups of the model's grid; without a grid, in the world
+        group.
         """
         for name in sorted(self._shards):  # in one order on all ranks
             shard, layout = self._shards[name], self.layouts[name]
@@ -50,7 +50,7 @@ class Replicas:
 
 
 def _group(grid: Grid | None, axis: str) -> ProcessGroup | None:
-    """Returns the group of the ranks on an axis that hold the same blocks; None: the world."""
+    """Returns the group of ranks on an axis with the same blocks; without a grid, the world."""
     if grid is None:
         return dist.group.WORLD
     return grid.ends.process_group if axis == "pipe" else grid.group(axis)

@@ -1,4 +1,4 @@
-"""Reads a checkpoint's whole tensors in one process, and writes them in other files."""
+"""Reads a checkpoint's whole tensors in one process and writes them to a new set of files."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from axonn_ext.checkpoint.storage import Reading, write_index
 
 
 def reshard(folder: Path, out: Path, *, num_files: int) -> Manifest:
-    """Writes a checkpoint anew, in a number of files of about the same size; returns its manifest.
+    """Rewrites a checkpoint in `num_files` files of about the same size; returns its manifest.
 
-    Any grid can read any checkpoint, so this is for the file system: fewer files, or more. At most
-    one file's tensors are in memory. Raises CheckpointError for a damaged checkpoint, a folder that
-    is there already, or one that cannot be written.
+    Any grid can read any checkpoint, so this only serves the file system: fewer files, or more. At
+    most one file's tensors are in memory. Raises CheckpointError for a damaged checkpoint, or if
+    `out` already exists or cannot be written.
     """
     manifest = read_manifest(folder)
     if out.exists():
-        raise CheckpointError(f"{out}: expected a new folder, but there is one")
+        raise CheckpointError(f"{out}: expected a new folder, got one that exists")
     manifest.check_last_file(folder)
     partial = out.with_name(f".{out.name}.partial")
     try:
@@ -55,7 +55,7 @@ def _write_files(folder: Path, partial: Path, manifest: Manifest, num_files: int
             layouts[name] = Layout(grid, shape, ((),) * len(shape), turn=number)
             tensors[name] = StoredTensor(manifest.tensors[name].dtype, layouts[name])
             reading.add(name, (0,) * len(shape), shape)
-        reading.check()  # so that no more memory is taken than the files have bytes
+        reading.check()  # so that no more memory is allocated than the files have bytes
         shards = {
             name: Shard.whole(torch.empty(layout.shape, dtype=DTYPES[tensors[name].dtype]), layout)
             for name, layout in layouts.items()

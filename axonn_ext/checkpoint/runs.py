@@ -15,8 +15,8 @@ def blocks_of_run(
 ) -> Iterator[tuple[Offsets, Tensor]]:
     """Yields a run of a tensor's elements, in row-major order, as blocks with their offsets.
 
-    These are views of `flat`, which has the elements from `start` on: a part of a row, whole rows,
-    and a part of another row, where a row of several dimensions is divided alike.
+    These are views of `flat`, which has the elements from `start` on: part of a row, whole rows,
+    and part of another row; a partial row of several dimensions is divided in the same way.
     """
     stop = start + flat.numel()
     if not shape or stop <= start:

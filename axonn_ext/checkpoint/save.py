@@ -1,4 +1,4 @@
-"""Writes a checkpoint: next to its place, complete and on the disk before it gets its name."""
+"""Writes a checkpoint under a temporary name, and renames it once it is complete on disk."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def save(
     optimizer: Optimizer | None = None,
     extra: Mapping[str, Any] | None = None,
 ) -> None:
-    """Writes a checkpoint, on all ranks together, and returns when it is on the disk.
+    """Writes a checkpoint, on all ranks together, and returns when it is on disk.
 
     The folder must not exist, and all hosts must share the file system. Whatever happens, there is
     either a whole checkpoint of that name or none. Each block is written by one of the ranks that
@@ -39,9 +39,9 @@ def save(
     fp32. extra: values of the types in `checkpoint.values`, for example the state_dict of a
     schedule or of a GradScaler, and the position in the data; tensors come back on the CPU.
 
-    Collectives: none; ranks agree in the store. Raises CheckpointError, on every
-    rank, if one of them cannot write its part, if their tensors differ, or if a value of `extra` or
-    of the optimizer's options cannot be kept; the message has the keys that lead to it.
+    Collectives: none; ranks agree through the store. Raises CheckpointError, on every rank, if one
+    of them cannot write its part, if their tensors differ, or if a value in `extra` or in the
+    optimizer's options has an unsupported type; the message has the keys that lead to it.
     """
     ranks = Ranks.of_world()
     snapshot = ranks.agreed(lambda: Staging().take(model=model, optimizer=optimizer, extra=extra))
@@ -51,7 +51,7 @@ def save(
 def write(folder: Path, snapshot: Snapshot, ranks: Ranks, *, replaces: bool = False) -> int:
     """Writes a snapshot of all ranks to a folder; see `save`. Returns the bytes of all files.
 
-    replaces: the folder may exist. Then it is moved away when the new one is complete.
+    replaces: the folder may exist, and is moved away once the new one is complete.
     """
     partial = folder.with_name(f".{folder.name}.partial")
     tables = agreed_tables(snapshot.tensors, snapshot.stage, ranks)
@@ -93,9 +93,9 @@ def write(folder: Path, snapshot: Snapshot, ranks: Ranks, *, replaces: bool = Fa
 def _begin(folder: Path, partial: Path, ranks: Ranks, *, replaces: bool) -> str:
     """Makes the folder, on rank 0, before any rank writes; returns the checkpoint's token."""
     if not replaces and (folder.exists() or folder.is_symlink()):
-        raise CheckpointError(f"{folder}: expected a new folder, but there is one")
+        raise CheckpointError(f"{folder}: expected a new folder, got one that exists")
     try:
-        remove(partial, beat=ranks.beat)  # what an earlier job left half written
+        remove(partial, beat=ranks.beat)  # left half written by an earlier job
         partial.mkdir(parents=True)
     except OSError as error:
         raise CheckpointError(f"cannot make {partial}: {error.strerror or error}") from None
@@ -103,7 +103,7 @@ def _begin(folder: Path, partial: Path, ranks: Ranks, *, replaces: bool) -> str:
 
 
 def _check_seen(partial: Path, token: str, ranks: Ranks) -> None:
-    """Raises CheckpointError unless this rank sees what those have written that report to it."""
+    """Raises CheckpointError unless this rank sees the files of the ranks that report to it."""
     for rank in ranks.children:
         name = file_name(rank)
         try:

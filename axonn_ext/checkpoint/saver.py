@@ -1,4 +1,4 @@
-"""Saves the checkpoints of a run, behind its next steps."""
+"""Saves the checkpoints of a run in the background of its next steps."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from axonn_ext.checkpoint.state import Optimizer
 
 @dataclass(frozen=True)
 class Saved:
-    """A checkpoint that is on the disk. seconds: from the copy to the end of writing."""
+    """A checkpoint that is on disk. seconds: from the start of the copy to the end of writing."""
 
     step: int
     path: Path
@@ -34,12 +34,12 @@ class Saver:
     """Writes checkpoints of a run to `root`, at most one at a time, and removes old ones.
 
     A save copies the blocks that this rank writes to host memory and returns; a thread writes the
-    copy. The next save first waits for the one before. All ranks must make their savers, and call
-    them, alike.
+    copy. The next save first waits for the one before. All ranks must make and call their savers in
+    the same way.
 
-    on_saved: called on rank 0, in the thread, when a checkpoint is on the disk.
+    on_saved: called on rank 0, in the thread, when a checkpoint is on disk.
 
-    Collectives: none; the threads of the ranks agree in the store, each with its own connection.
+    Collectives: none; the ranks' threads agree through the store, each with its own connection.
     """
 
     def __init__(
@@ -67,9 +67,10 @@ class Saver:
         extra: Mapping[str, Any] | None = None,
         facts: Mapping[str, Any] | None = None,
     ) -> None:
-        """Begins to save. Raises what `wait` raises for the save before, which then is over.
+        """Begins to save. First waits for the save before, and raises its errors, like `wait`.
 
-        What cannot be saved is found here, and is an error of this save on every rank.
+        A value that cannot be saved is found here, but its error comes with this save's others, on
+        every rank.
         """
         self.wait()
         began = time.perf_counter()
@@ -82,7 +83,7 @@ class Saver:
         except CheckpointError as error:
             snapshot = error
         self._writing = Future()
-        # A daemon: a process that has failed can end although a peer never writes its part.
+        # A daemon: a process that has failed can end even if a peer never writes its part.
         Thread(
             target=self._run, args=(self._writing, step, snapshot, began), name="checkpoint",
             daemon=True,
@@ -106,7 +107,7 @@ class Saver:
 
     def _write(self, step: int, snapshot: Snapshot, began: float) -> None:
         path = self.folder.path(step)
-        # A run that was resumed further back comes by steps of which there is a checkpoint.
+        # A run resumed from an earlier step passes steps that already have a checkpoint.
         self.ranks.told(self.folder.recover)
         num_bytes = write(path, snapshot, self.ranks, replaces=True)
         self.ranks.told(lambda: self._publish(step))
@@ -120,10 +121,10 @@ class Saver:
         )
 
     def wait(self, seconds: float | None = None) -> None:
-        """Waits for the save under way; at most so long.
+        """Waits for the save under way, at most `seconds`.
 
-        Raises CheckpointError on every rank if it failed on one; earlier checkpoints are as before.
-        Raises TimeoutError if the time is over.
+        Raises CheckpointError on every rank if the save failed on one; earlier checkpoints are
+        untouched. Raises TimeoutError if the time is up.
         """
         writing, self._writing = self._writing, None
         if writing is not None:

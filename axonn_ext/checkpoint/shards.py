@@ -25,12 +25,12 @@ class Shard:
 
     @classmethod
     def whole(cls, tensor: Tensor, layout: Layout) -> Shard:
-        """A tensor that this rank has whole."""
+        """A tensor that this rank has in full."""
         return cls(layout, {(0,) * tensor.dim(): tensor}, tensor.dtype)
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """That of the whole tensor."""
+        """The shape of the whole tensor."""
         return self.layout.shape
 
     @property
@@ -41,7 +41,7 @@ class Shard:
 
 
 def with_turns(shards: Mapping[str, Shard]) -> dict[str, Layout]:
-    """Returns the layouts, with turns of the ranks that hold the same blocks."""
+    """Returns the layouts, with turns for the ranks that hold the same blocks."""
     return in_turn(
         {name: shard.layout for name, shard in shards.items()},
         {name: shard.dtype.itemsize for name, shard in shards.items()},

@@ -1,4 +1,4 @@
-"""What a rank writes of a checkpoint: copies in host memory."""
+"""Copies, in host memory, the part of a checkpoint that a rank writes."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Snapshot:
-    """What a checkpoint will have of this rank.
+    """This rank's part of a checkpoint.
 
     blocks   those that this rank writes, in host memory, by `block_key`
     tensors  all tensors of this rank's pipeline stage, equal on its ranks
-    stage    how the stage's ranks hold what they have whole
+    stage    how the stage's ranks hold the tensors that each has in full
     """
 
     blocks: Mapping[str, Tensor]
@@ -47,9 +47,9 @@ class Snapshot:
 
 
 class Staging:
-    """Host memory for a snapshot, which is used again for the next one.
+    """Host memory for a snapshot, reused for the next one.
 
-    Fresh memory would cost more than the copy, since the system clears each page of it.
+    Fresh memory would cost more than the copy, since the system clears each page.
     """
 
     def __init__(self) -> None:
@@ -63,9 +63,9 @@ class Staging:
         extra: Mapping[str, Any] | None,
         facts: Mapping[str, Any] | None = None,
     ) -> Snapshot:
-        """Copies what this rank writes. What the last call returned is no longer valid then.
+        """Copies this rank's blocks. This invalidates the result of the last call.
 
-        Raises CheckpointError for values that a checkpoint cannot have, with their place.
+        Raises CheckpointError for values of unsupported types, with the keys that lead to them.
         """
         shards = model_shards(model, optimizer) | random_shards()
         if optimizer is not None:
@@ -100,7 +100,7 @@ class Staging:
 
 
 def _layouts(shards: Mapping[str, Shard]) -> dict[str, Layout]:
-    """Returns the layouts, with turns. Raises CheckpointError for dtypes that no file can have."""
+    """Returns the layouts, with turns. Raises CheckpointError for unsupported dtypes."""
     for name, shard in shards.items():
         if dtype_name(shard.dtype) not in DTYPES:
             raise CheckpointError(
@@ -127,7 +127,7 @@ def _extra(extra: Mapping[str, Any] | None) -> dict[str, Any]:
 
 
 def _copied(value: T, path: str) -> T:
-    """Returns the value as it will be read again. Raises CheckpointError."""
+    """Returns the value as it will be read back. Raises CheckpointError."""
     try:
         read: T = decode(encode(value, path))
     except ValueError as error:

@@ -1,14 +1,14 @@
-"""What a model and its optimizer have to keep, as blocks of whole tensors with names.
+"""The state of a model and its optimizer, as blocks of named whole tensors.
 
     model.NAME              a parameter: its fp32 master where the optimizer has one
     buffer.NAME             a persistent buffer, equal on all ranks
     optimizer.NAME.KEY      a tensor that the optimizer keeps for a parameter
-    rng.DEVICE              the states of all ranks' random numbers, a row each
+    rng.DEVICE              the states of all ranks' random number generators, one row each
 
-So a checkpoint knows nothing of the grid, the layout or the dtype of the job that wrote it. There
-is one exception: a parameter of a module that `parallelize` has put in the place of another may be
-in an order of its own, which its NAME ends with, as in c_attn.weight@transposed,x=2. A model whose
-parameter is in another order has another NAME, and `load` refuses it.
+So a checkpoint does not depend on the grid, the layout or the dtype of the job that wrote it. There
+is one exception: a parameter of a module that `parallelize` has substituted for another may be
+stored in a special order. Its NAME ends with that order, as in c_attn.weight@transposed,x=2. A
+model whose parameter is in another order has another NAME, and `load` refuses it.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _OPTIONS = {"lr", "betas", "eps", "weight_decay"}  # of our AdamW; torch's have 
 
 @dataclass(frozen=True)
 class PlacedParameter:
-    """A parameter, and the place of this rank's block in the whole one.
+    """A parameter, and the position of this rank's block in the whole one.
 
     layout: which blocks all ranks have
     """
@@ -47,15 +47,15 @@ class PlacedParameter:
     offsets: tuple[int, ...]
 
     def shard(self, tensor: Tensor) -> Shard:
-        """Returns a tensor that is split as the parameter is, without the rows that are padding."""
+        """Returns the shard of a tensor split like the parameter, without padding rows."""
         return self._clipped({self.offsets: tensor}, self.layout, tensor.dtype)
 
     def number(self, tensor: Tensor) -> Shard:
-        """Returns a single number that all ranks have that have a part of the parameter."""
+        """Returns the shard of a single number that every rank with part of the parameter has."""
         return Shard.whole(tensor, replace(self.layout, shape=(), dims=(), padding=0))
 
     def whole_block(self, shard: Shard) -> Tensor:
-        """Returns what `shard` returned with padding, which is zero."""
+        """Returns the block of a `shard` result with its padding rows, filled with zeros."""
         if self.offsets[0] + len(self.parameter) <= self.layout.shape[0]:
             return shard.tensor
         block = torch.zeros_like(self.parameter, dtype=shard.dtype, requires_grad=False)
@@ -66,7 +66,7 @@ class PlacedParameter:
     def _clipped(
         self, blocks: Mapping[Offsets, Tensor], layout: Layout, dtype: torch.dtype
     ) -> Shard:
-        """Returns the blocks without rows beyond the whole tensor, which are padding."""
+        """Returns the blocks without their padding, the rows beyond the whole tensor."""
         if layout.shape:
             rows = layout.shape[0]
             blocks = {
@@ -77,7 +77,7 @@ class PlacedParameter:
         return Shard(layout, blocks, dtype)
 
     def shard_of_pieces(self, optimizer: AdamW, tensor_of: Callable[[Piece], Tensor]) -> Shard:
-        """Returns what this rank has of a tensor that is split as the parameter and its pieces."""
+        """Returns this rank's shard of a tensor that is split like the parameter and its pieces."""
         blocks: dict[Offsets, Tensor] = {}
         dtype = torch.promote_types(self.parameter.dtype, torch.float32)
         if not self.parameter.numel():  # no piece has a part of it
@@ -93,7 +93,7 @@ class PlacedParameter:
         return self._clipped(blocks, replace(self.layout, runs=runs), dtype)
 
     def step_of_pieces(self, optimizer: AdamW) -> Shard:
-        """Returns how often the parameter was updated; the rank with its first element says it."""
+        """Returns the parameter's step count; the rank with its first element stores it."""
         pieces, runs = optimizer.pieces_of(self.parameter) or (), optimizer.runs_of(self.parameter)
         layout = replace(self.layout, shape=(), dims=(), padding=0)
         if runs and runs[0][-1]:
@@ -106,8 +106,8 @@ class PlacedParameter:
 def placed_parameters(model: nn.Module) -> Iterator[PlacedParameter]:
     """Yields every parameter once.
 
-    A model in which no module says how a grid splits it has each parameter whole on every rank.
-    Raises ValueError for a model in which only some modules do, CheckpointError for DTensors.
+    If no module declares how a grid splits it, every rank has each parameter in full. Raises
+    ValueError if only some modules do, and CheckpointError for DTensors.
     """
     if any(declaration_of(module) is not None for module in model.modules()):
         for p in sharded_parameters(model):
@@ -122,7 +122,7 @@ def placed_parameters(model: nn.Module) -> Iterator[PlacedParameter]:
         if isinstance(parameter, DTensor):
             raise CheckpointError(
                 f"{name} is a DTensor: expected a model of axonn_ext, or one that each rank has "
-                "whole; torch.distributed.checkpoint saves and loads what FSDP2 has split"
+                "in full; torch.distributed.checkpoint saves and loads models that FSDP2 has split"
             )
         layout = Layout.whole(size, parameter.shape)
         yield PlacedParameter(name, parameter, layout, (0,) * parameter.dim())
@@ -157,7 +157,7 @@ def stage_of(model: nn.Module) -> Layout:
 
 
 def model_shards(model: nn.Module, optimizer: Optimizer | None) -> dict[str, Shard]:
-    """Returns the parameters, or their masters, and the persistent buffers, which share memory."""
+    """Returns the parameters or their masters, and the persistent buffers, without copying them."""
     shards = {}
     for p in placed_parameters(model):
         if isinstance(optimizer, AdamW) and optimizer.pieces_of(p.parameter) is not None:
@@ -173,9 +173,9 @@ def model_shards(model: nn.Module, optimizer: Optimizer | None) -> dict[str, Sha
 
 
 def optimizer_shards(model: nn.Module, optimizer: Optimizer) -> dict[str, Shard]:
-    """Returns what the optimizer keeps; one of torch keeps nothing before its first step.
+    """Returns the optimizer's state; a torch optimizer has none before its first step.
 
-    Raises CheckpointError for state of which it is not known how it is split.
+    Raises CheckpointError for state whose split over ranks is unknown.
     """
     if isinstance(optimizer, AdamW):
         return _adamw_shards(model, optimizer)
@@ -200,7 +200,7 @@ def optimizer_shards(model: nn.Module, optimizer: Optimizer) -> dict[str, Shard]
 
 
 def _adamw_shards(model: nn.Module, optimizer: AdamW) -> dict[str, Shard]:
-    """Returns the state of our AdamW, which shares memory with it."""
+    """Returns the state of our AdamW, without copying it."""
     shards = {}
     for p in placed_parameters(model):
         if optimizer.pieces_of(p.parameter) is not None and p.parameter.numel():
@@ -218,7 +218,7 @@ def optimizer_targets(
     optimizer: Optimizer,
     stored: Mapping[str, StoredAs],
 ) -> dict[str, Shard]:
-    """Returns memory for what a checkpoint has of this optimizer: that of ours, new for torch's.
+    """Returns memory for this optimizer's state in a checkpoint: our AdamW's own, new for torch's.
 
     stored: shape and dtype of each of the checkpoint's tensors.
     """
@@ -246,12 +246,13 @@ def misfits(
     model: nn.Module, optimizer: Optimizer, stored: Collection[str],
     saved: Sequence[Mapping[str, Any]],
 ) -> Iterator[str]:  # fmt: skip
-    """Yields what a checkpoint lacks of this optimizer, or has otherwise.
+    """Yields what this optimizer needs and a checkpoint lacks or has in another form.
 
-    Ours keeps all tensors of each parameter from its beginning on. One of torch keeps those of a
-    parameter from the first gradient on, and it is not known which; ours begins with zeros there.
+    Our AdamW has all state of each parameter from the start. A torch optimizer has a parameter's
+    state only from its first gradient on, and which parameters have had one is unknown; our AdamW
+    then starts those with zeros.
 
-    stored: names of tensors. saved: the options of as many groups as the optimizer has.
+    stored: names of tensors. saved: the saved options of each of the optimizer's groups.
     """
     for own, group in zip(optimizer_options(optimizer), saved, strict=True):
         for key in own.keys() & group.keys():
@@ -266,7 +267,7 @@ def misfits(
 
 
 def _is_alike(one: object, other: object) -> bool:
-    """Whether an option that has one value can have the other one."""
+    """Whether an option with one value can also have the other."""
     if isinstance(one, int | float | Tensor):
         return isinstance(other, int | float | Tensor)
     if isinstance(one, tuple):
@@ -280,9 +281,9 @@ def set_optimizer_state(
     shards: Mapping[str, Shard],
     options: tuple[Mapping[str, Any], ...] | None,
 ) -> None:
-    """Gives the optimizer this state in place of its own.
+    """Replaces the optimizer's state.
 
-    options: of each group of parameters, as `optimizer_options` returned them; None: they stay.
+    options: those of each parameter group, from `optimizer_options`; None: keep the current ones.
     """
     if isinstance(optimizer, AdamW):
         _complete(model, optimizer, shards)
@@ -307,7 +308,7 @@ def set_optimizer_state(
 
 @torch.no_grad()
 def _complete(model: nn.Module, optimizer: AdamW, loaded: Mapping[str, Shard]) -> None:
-    """Clears what was not loaded, and gives each piece its parameter's step."""
+    """Zeroes state that was not loaded, and gives each piece its parameter's step."""
     for name, shard in _adamw_shards(model, optimizer).items():
         for tensor in shard.blocks.values() if name not in loaded else ():
             tensor.zero_()
@@ -344,7 +345,7 @@ def _by_parameter(named: Mapping[str, T]) -> dict[str, dict[str, T]]:
 
 
 def optimizer_options(optimizer: Optimizer | None) -> tuple[Mapping[str, Any], ...]:
-    """Returns the options of each group of parameters, such as lr, with what schedules added."""
+    """Returns the options of each parameter group, such as lr, including those schedules added."""
     if optimizer is None:
         return ()
     groups = optimizer.options if isinstance(optimizer, AdamW) else optimizer.param_groups
@@ -353,7 +354,7 @@ def optimizer_options(optimizer: Optimizer | None) -> tuple[Mapping[str, Any], .
 
 
 def random_shards() -> dict[str, Shard]:
-    """Returns the state of this rank's random numbers: of torch on the CPU and on its GPU."""
+    """Returns the states of this rank's random number generators: torch's for CPU and its GPU."""
     states = {"rng.cpu": torch.get_rng_state()}
     if torch.cuda.is_initialized():
         states["rng.cuda"] = torch.cuda.get_rng_state()
@@ -368,7 +369,7 @@ def random_shards() -> dict[str, Shard]:
 
 
 def set_random_state(shards: Mapping[str, Shard]) -> None:
-    """Sets what `random_shards` returned."""
+    """Sets the generators to the states that `random_shards` returned."""
     if "rng.cpu" in shards:
         torch.set_rng_state(shards["rng.cpu"].tensor[0])
     if "rng.cuda" in shards:

@@ -34,9 +34,9 @@ def write_index(folder: Path, name: str, stored: StoredFile, token: str) -> None
 
 
 class Reading:
-    """What is to be read of a checkpoint into tensors, by file.
+    """Parts of a checkpoint to read into tensors, by file.
 
-    Only the files that have a part of it, and their indexes, are opened, one at a time.
+    Only the files with such parts, and their indexes, are opened, one at a time.
     """
 
     def __init__(self, folder: Path, manifest: Manifest) -> None:
@@ -56,7 +56,7 @@ class Reading:
     def read(
         self, targets: Mapping[str, Shard], *, beat: Callable[[], None] = lambda: None
     ) -> None:
-        """Copies what was added into blocks of the targets. Raises CheckpointError."""
+        """Copies all added parts into blocks of the targets. Raises CheckpointError."""
         for file_name, wanted in self._wanted.items():
             file = self._opened(file_name)
             for name, block, offsets in wanted:
@@ -78,12 +78,12 @@ class Reading:
 def _copy(
     file: MappedFile, name: str, block: Block, offsets: Offsets, target: Tensor, dtype: torch.dtype
 ) -> None:
-    """Copies what a block and a target, which begins at `offsets`, share."""
+    """Copies the overlap of a block and a target, which begins at `offsets`."""
     source = None
     for dim, (begin, size) in enumerate(zip(block.offsets, block.sizes, strict=True)):
         first = max(begin, offsets[dim])
         last = min(begin + size, offsets[dim] + target.shape[dim])
-        # Whole rows are contiguous in the file; of each, the columns are taken.
+        # Whole rows are contiguous in the file; the columns are selected from each.
         if source is None:
             source = file.rows(name, dtype, block, (first - begin, last - begin))
         else:
@@ -96,7 +96,7 @@ def read_shards(
     folder: Path, manifest: Manifest, targets: Mapping[str, Shard], *,
     beat: Callable[[], None] = lambda: None,
 ) -> None:  # fmt: skip
-    """Copies what a checkpoint has of these blocks into them. Raises CheckpointError."""
+    """Reads these blocks from a checkpoint. Raises CheckpointError."""
     reading = Reading(folder, manifest)
     for name, shard in targets.items():
         for offsets, tensor in shard.blocks.items():

@@ -1,4 +1,4 @@
-"""Ranks compare which tensors they save or load, before they do it."""
+"""Compares, before a save or load, which tensors each rank has."""
 
 from __future__ import annotations
 
@@ -23,8 +23,9 @@ def agreed_tables(
 ) -> dict[str, StoredTensor]:
     """Returns, on rank 0, the tensors of all pipeline stages; {} on others.
 
-    Each rank tells a digest, and one rank of each stage its table. Raises CheckpointError, on every
-    rank, if ranks of a stage do not have the same tensors, or stages have others of one name.
+    Each rank sends a digest, and one rank of each stage its table. Raises CheckpointError, on every
+    rank, if the ranks of a stage have different tensors, or if two stages have different tensors
+    of the same name.
     """
     text = json.dumps({name: table_entry(tensor) for name, tensor in sorted(tensors.items())})
     own, digest = json.loads(text), hashlib.sha256(text.encode()).hexdigest()
@@ -51,9 +52,9 @@ def agreed_tables(
     def join() -> None:
         for name, value in (item for table in tables for item in table.items()):
             tensor = tensor_of(name, value, ranks.size)
-            first = found.setdefault(name, tensor)  # stages that share a tensor save it alike
+            first = found.setdefault(name, tensor)  # stages that share a tensor must agree on it
             sides = [f"{each.dtype} {list(each.shape)}" for each in (first, tensor)]
-            # What stages share is written once. A number, such as a step, may be one of each stage.
+            # Shared tensors are written once. A number, such as a step, may belong to each stage.
             if any(_is_shared(each) for each in (first, tensor)) and first != tensor:
                 sides[1] = "split differently" if sides[0] == sides[1] else sides[1]
             if sides[0] != sides[1]:

@@ -1,12 +1,12 @@
-"""Values of Python as JSON and back, each with its type: what users add to a checkpoint.
+"""Converts the Python values that users add to a checkpoint to JSON and back, with their types.
 
     None, bool, int, str, finite float, list, and dict of such keys    as JSON has them
     {"$float": "inf"}          inf, -inf and nan
     {"$tuple": [...]}          also "$bytes" (base64)
-    {"$dict": [[k, v], ...]}   keys that are no str, or begin with $; "$OrderedDict", "$Counter"
+    {"$dict": [[k, v], ...]}   keys that are not str, or begin with $; "$OrderedDict", "$Counter"
     {"$tensor": [dtype, shape, base64]}    also "$array" and "$number", of NumPy
 
-Reading makes values of these types alone, and runs no code of the file.
+Reading makes only values of these types, and runs no code from the file.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from torch import Tensor
 from axonn_ext.ranks.rank_values import dtype_named
 
 _MOST_BYTES = 1 << 20  # of a tensor or an array; the manifest is held in memory as text
-_MOST_LEVELS = 100  # of values in values; deeper ones exhaust the stack of the parser
+_MOST_LEVELS = 100  # of nesting; deeper values exhaust the parser's stack
 _MAPPINGS: dict[str, type[dict[Any, Any]]] = {
     "$dict": dict, "$OrderedDict": OrderedDict, "$Counter": Counter
 }  # fmt: skip
@@ -32,17 +32,17 @@ _NUMPY_KINDS = "biufc"  # numbers and bool: no objects, which would be pickled
 
 
 def encode(value: object, path: str, level: int = 0) -> Any:
-    """Returns what JSON can have of a value, and `decode` makes the value of.
+    """Returns a JSON form of a value, which `decode` turns back into the value.
 
-    Raises ValueError for what cannot be kept, with its place: path is that of the value.
+    Raises ValueError for unsupported values, with their path. path: that of this value.
     """
     kind = type(value)
     if level > _MOST_LEVELS:
-        raise ValueError(f"{path}: expected at most {_MOST_LEVELS} levels of values in values")
+        raise ValueError(f"{path}: expected at most {_MOST_LEVELS} levels of nesting")
     if value is None or kind in (bool, str):
         return value
     if isinstance(value, int) and kind is int:
-        if value.bit_length() > 10_000:  # of more digits than Python reads
+        if value.bit_length() > 10_000:  # Python refuses to parse ints with too many digits
             raise ValueError(f"{path}: expected an int of at most 10,000 bits")
         return value
     if isinstance(value, float) and kind is float:
@@ -93,7 +93,7 @@ def _check_size(num_bytes: int, path: str) -> None:
     if num_bytes > _MOST_BYTES:
         raise ValueError(
             f"{path}: expected at most {_MOST_BYTES} bytes, got {num_bytes}; make it a buffer of "
-            "the model, which is saved as its parameters are"
+            "the model, which is saved like its parameters"
         )
 
 
@@ -102,10 +102,10 @@ def _text(content: bytes) -> str:
 
 
 def decode(value: Any) -> Any:
-    """Returns the value of which `encode` made this.
+    """Returns the value that `encode` converted to this.
 
-    Raises ValueError, TypeError or KeyError for what `encode` does not return, and RecursionError
-    for what is nested too deeply.
+    Raises ValueError, TypeError or KeyError for input that `encode` does not produce, and
+    RecursionError for input that is nested too deeply.
     """
     if isinstance(value, list):
         return [decode(each) for each in value]

@@ -18,7 +18,7 @@ State = dict[str, Tensor]
 
 
 class NamedState:
-    """A mixin for modules whose public state has other names, or another layout, than they have.
+    """A mixin for modules whose public state has other names, or another layout, than their own.
 
     Both methods take and return whole tensors, with names relative to the module.
     """
@@ -46,7 +46,7 @@ def full_gradients(module: nn.Module) -> State:
     """Returns every whole gradient with the names of `full_state_dict`.
 
     Call it after `sync_gradients`. Parameters without a gradient are left out. Collectives: as in
-    `full_state_dict`, and all-gathers over data of what ZeRO keeps in parts.
+    `full_state_dict`, and all-gathers over data of the gradients that ZeRO shards.
     """
     parts = [shards.whole() for shards in all_shards(sharded_parameters(module))]
     sums = dict(ChainMap(*parts))
@@ -58,8 +58,8 @@ def load_full_state_dict(module: nn.Module, state: Mapping[str, Tensor]) -> None
     """Copies this rank's block of each whole tensor into the module: reverses `full_state_dict`.
 
     Raises ValueError, and changes nothing, if tensors are missing, unexpected or of another shape,
-    or if tensors of tied weights differ. The message names them. It issues no collectives, but on
-    several pipeline stages an all-gather of their names.
+    or if tensors of tied weights differ. The message names them. Collectives: none on one pipeline
+    stage; on several, an all-gather of their names.
     """
     parameters = {p.name: p for p in sharded_parameters(module)}
     whole = {
@@ -88,7 +88,7 @@ def load_full_state_dict(module: nn.Module, state: Mapping[str, Tensor]) -> None
 
 
 def _with_tied(state: State, public: Mapping[str, Tensor]) -> State:
-    """Adds the missing names of tied tensors, of which files often hold only one."""
+    """Adds the missing names of tied tensors; files often have only one of them."""
     for name, tensor in public.items():
         twins = [other for other, t in public.items() if t is tensor and other in state]
         if name not in state and twins:
@@ -106,7 +106,7 @@ def _export(module: nn.Module, tensor_of: Callable[[ShardedParameter], Tensor | 
 
 
 def _stages_of(module: nn.Module) -> AxisGroup | None:
-    """Returns the pipeline whose stages hold the parameters; None if there is one stage alone."""
+    """Returns the pipeline whose stages hold the parameters; None if there is only one stage."""
     first = next(iter(sharded_parameters(module)), None)
     stages = None if first is None else first.grid.axis("pipe")
     return stages if stages is not None and stages.size > 1 else None

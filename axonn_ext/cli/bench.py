@@ -31,7 +31,7 @@ examples:
   axonn-ext bench optimizer --threads 0
 """
 
-# Each has add_parser(benchmarks), which adds its subcommands with `run` as their default.
+# Each has add_parser(benchmarks), which adds its subcommands and their `run`.
 BENCHMARKS = (
     command, fused_gemm, link_overlap, links, LOSS, OPS, OPTIMIZER, pipeline, ranking, train
 )  # fmt: skip

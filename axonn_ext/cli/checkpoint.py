@@ -22,7 +22,7 @@ from axonn_ext.terminal.console import Console, plain_table, print_table, say
 from axonn_ext.terminal.errors import TrainingError, UserError, refuse_extra
 
 MOST_FILES = 100_000
-MOST_SECONDS = 1e11  # since 1970, that a date is shown of
+MOST_SECONDS = 1e11  # since 1970, the latest date that is shown
 DESCRIPTION = """\
 Works on checkpoints of `axonn-ext train` and axonn_ext.checkpoint.save. PATH is a checkpoint, or
 the folder of a run or of checkpoints, which stands for its latest one."""
@@ -87,7 +87,7 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
 
 
 def run(args: argparse.Namespace, extra: Sequence[str]) -> int:
-    """Runs the action. Raises UserError for a checkpoint that is not there or damaged."""
+    """Runs the action. Raises UserError for a checkpoint that is missing or damaged."""
     refuse_extra("checkpoint", extra)
     try:
         return int(args.function(args))
@@ -179,7 +179,7 @@ def _export(args: argparse.Namespace) -> int:
 
     path = find_checkpoint(args.path)
     if args.out.exists():
-        raise UserError(f"OUT: expected a new folder, but there is {args.out}")
+        raise UserError(f"OUT: expected a new folder, got {args.out}, which exists")
     config = export(path, args.out, dtype=args.dtype, like=args.like)
     say(
         Console(),

@@ -78,7 +78,7 @@ def run(args: argparse.Namespace, extra: Sequence[str]) -> int:
 def print_table(console: Console, comparison: Comparison) -> None:
     """Prints the losses of some steps.
 
-    On a narrow terminal, names are broken into several lines, but numbers never are.
+    On a narrow terminal, names are wrapped, but numbers never are.
     """
     rows = [_cells(pair) for pair in comparison.some_pairs(NUM_ROWS)]
     last = [_cells(pair) for pair in comparison.evaluations[-1:]]

@@ -33,9 +33,9 @@ STYLES = {OK: "green", NOTE: "yellow", PROBLEM: "red"}
 
 NO_GPUS_ASKED = "not asked: torch is a CPU build"
 ROCM = (
-    "sequential, chunked and auto, and triton for products on gfx90a and gfx942; left out, since "
-    "CUDA's alone: fused, cublaslt, fused_sm90, axonn_ext.ranks.communicators, fill_random_ on "
-    "GPUs. No AMD GPU has run any of it yet"
+    "sequential, chunked and auto, and triton for products on gfx90a and gfx942; left out, as they "
+    "need CUDA: fused, cublaslt, fused_sm90, axonn_ext.ranks.communicators, fill_random_ on GPUs. "
+    "No AMD GPU has run any of it yet"
 )
 
 DESCRIPTION = """\
@@ -47,7 +47,7 @@ BUILD_WITH_CUDA = (
     "AXONN_CUDA=1 pip install -v --no-build-isolation . (docs/install.md: what it needs)"
 )
 
-# A separate process maps memory of this one as a rank maps that of its peers.
+# A separate process maps memory of this one as a rank maps its peers' memory.
 MAP_A_PEER = """
 import mmap, sys
 with open(sys.argv[1], "rb") as file:
@@ -98,7 +98,7 @@ def find_bad_settings(problems: Mapping[str, str]) -> list[Finding]:
 
     The rest of the report is about the defaults of these variables.
     """
-    remedy = "unset it, or set it to what it may be: docs/interfaces.md"
+    remedy = "unset it, or set it to an allowed value: docs/interfaces.md"
     return [Finding("settings", name, what, PROBLEM, remedy) for name, what in problems.items()]
 
 
@@ -189,7 +189,7 @@ def find_build() -> list[Finding]:
     loaded, built = info["nccl"], info["nccl_built"]
     same = loaded.split(".")[:2] == built.split(".")[:2]
     text = loaded if same else f"{loaded} is loaded, {built} was built against"
-    remedy = "" if same else "build axonn_ext again, against the NCCL of this torch"
+    remedy = "" if same else "rebuild axonn_ext against the NCCL of this torch"
     findings.append(Finding("build", "NCCL", text, OK if same else NOTE, remedy))
     return findings
 
@@ -216,8 +216,8 @@ def find_devices() -> list[Finding]:
     for device in range(count):
         properties = torch.cuda.get_device_properties(device)
         version = (properties.major, properties.minor)
-        # AMD's names are like gfx942:sramecc+:xnack-, and its version numbers would mean another
-        # GPU of NVIDIA.
+        # AMD's names are like gfx942:sramecc+:xnack-; its version numbers would mean a different
+        # NVIDIA GPU.
         amd = torch.version.hip is not None
         kind = properties.gcnArchName.partition(":")[0] if amd else f"sm_{version[0]}{version[1]}"
         text = f"{properties.name}, {kind}, {properties.total_memory >> 30} GiB"
@@ -280,7 +280,7 @@ def find_shared_memory() -> Finding:
 
 
 def find_verified(loaded: settings.Settings) -> list[Finding]:
-    """Returns what `axonn-ext verify` has found on this machine's GPUs, and would unlock."""
+    """Returns what `axonn-ext verify` found on this machine's GPUs, and what it would unlock."""
     from axonn_ext.kernels import extension
     from axonn_ext.kernels.locked import find_locks
 

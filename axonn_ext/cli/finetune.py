@@ -20,7 +20,7 @@ from axonn_ext.train.config_file import Override, load_config
 from axonn_ext.train.corpora import examples_of, text_and_model
 
 USUAL_LENGTH = 1024  # of sequences, in tokens
-# What fine-tuning usually does otherwise than training from nothing.
+# The usual differences between fine-tuning and training from scratch.
 DEFAULTS = {
     "data.order": EXAMPLES,
     "optim.lr": "2e-5",
@@ -125,7 +125,7 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
 
 
 def run(args: argparse.Namespace, extra: Sequence[str]) -> int:
-    """Runs the command. Raises UserError for what is missing, or does not fit."""
+    """Runs the command. Raises UserError for missing or inconsistent arguments."""
     if args.resume == AUTO and args.out is None:
         raise UserError("--resume auto goes on with the run in --out FOLDER: name that folder")
     given = train.parse_overrides(extra, "finetune")
@@ -173,7 +173,7 @@ def _overrides(args: argparse.Namespace) -> tuple[Override, ...]:
 
 
 def _steps(args: argparse.Namespace, overrides: tuple[Override, ...]) -> tuple[int, str]:
-    """Returns the steps in which all examples are seen as often as was asked for, and says so."""
+    """Returns the number of steps for the requested epochs, and a sentence that says so."""
     epochs = args.epochs or 3
     config = load_config(None, overrides=overrides)
     try:

@@ -34,7 +34,7 @@ from axonn_ext.terminal.grids import check_processes, parse_grid
 DTYPES = {
     "auto": None, "fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16
 }  # fmt: skip
-UNFINISHED = "\ufffd"  # stands for bytes that are not a whole character yet
+UNFINISHED = "\ufffd"  # stands for bytes that do not yet form a whole character
 DESCRIPTION = """\
 Continues prompts with a Hugging Face model on a grid of processes: x and y split the matrices, data
 and z the prompts (z also splits the weights, which are gathered for each token). A single prompt is
@@ -104,7 +104,7 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
 
 @dataclass(frozen=True)
 class Request:
-    """What is asked for, after all checks that need no other process."""
+    """The request, after all checks that need no other process."""
 
     folder: Path
     config: ModelConfig
@@ -117,7 +117,7 @@ class Request:
 
     @classmethod
     def of(cls, args: argparse.Namespace) -> Request:
-        """Raises UserError for what is missing, or does not fit."""
+        """Raises UserError for missing or inconsistent arguments."""
         folder = Path(args.model)
         config, shape = read_model(folder), parse_grid("--grid", args.grid)
         check_processes(shape)
@@ -135,7 +135,7 @@ class Request:
 
 
 def run(args: argparse.Namespace, extra: Sequence[str]) -> int:
-    """Runs the command. Raises UserError for a mistake, TrainingError where a rank fails."""
+    """Runs the command. Raises UserError for a mistake, TrainingError if a rank fails."""
     refuse_extra("generate", extra)
     here = process.this_process()
     try:
@@ -192,7 +192,7 @@ def _generate(args: argparse.Namespace, request: Request, here: Process) -> None
 
 
 def _shared_values(args: argparse.Namespace, request: Request, device: str) -> dict[str, str]:
-    """Returns what must be equal on all ranks; from_pretrained and load_adapter compare files."""
+    """Returns what ranks must agree on; from_pretrained and load_adapter compare the files."""
     return {
         "the command": "generate", "--grid": str(request.shape), "--device": device,
         "--dtype": args.dtype, "whether --adapter is given": str(args.adapter is not None),
@@ -204,7 +204,7 @@ def _shared_values(args: argparse.Namespace, request: Request, device: str) -> d
 
 
 def _show(request: Request, steps: Iterator[list[int | None]], *, as_json: bool) -> int:
-    """Prints what is generated; returns the number of tokens."""
+    """Prints the generated text; returns the number of tokens."""
     found: list[list[int]] = [[] for _ in request.prompts]
     grows = len(found) == 1 and not as_json
     shown = ""
@@ -231,13 +231,13 @@ def _show(request: Request, steps: Iterator[list[int | None]], *, as_json: bool)
 
 
 def _write(text: str) -> None:
-    """Writes text as it is, unless a terminal would take some of it for commands."""
+    """Writes text as it is, except for what a terminal would take for commands."""
     sys.stdout.write(printable(text) if sys.stdout.isatty() else text)
     sys.stdout.flush()
 
 
 def _longest(request: Request, max_new_tokens: int) -> int | None:
-    """Returns how long sequences can become; None where positions are in a table of the model."""
+    """Returns how long sequences can become; None if the model has a table of positions."""
     if not request.config.traits.rotary:
         return None
     return max(map(len, request.prompts)) + max_new_tokens
@@ -252,7 +252,7 @@ def _continuation(request: Request, index: int, tokens: list[int]) -> str:
 
 
 def model_vocabulary(folder: Path, name: str | None) -> Vocabulary:
-    """Returns the vocabulary of that name, or that of a model. Raises UserError for none."""
+    """Returns the named vocabulary, or the model's. Raises UserError if there is none."""
     if name is None and not is_file(folder / TOKENIZER):
         raise UserError(
             f"{folder / TOKENIZER}: there is none; give --vocabulary FILE (of the tokenizers "
@@ -265,7 +265,7 @@ def model_vocabulary(folder: Path, name: str | None) -> Vocabulary:
 
 
 def _prompts(args: argparse.Namespace, encoder: Prompts) -> Iterator[tuple[str, str, list[int]]]:
-    """Yields where each prompt is, its text and its ids: the command line's, then the file's."""
+    """Yields each prompt's place, text and ids: those of the command line, then the file's."""
     for index, text in enumerate(map(whole_text, args.prompt)):  # the shell may give any bytes
         yield f"prompt {index}", text, encoder.prompt(text)
     file = None if args.prompts is None else Path(args.prompts)
@@ -281,7 +281,7 @@ def _prompts(args: argparse.Namespace, encoder: Prompts) -> Iterator[tuple[str, 
 def _prompt_of(
     where: str, line: str, encoder: Prompts, *, is_json: bool
 ) -> tuple[str, list[int]]:  # fmt: skip
-    """Returns the text and the ids of a line. Raises UserError for one without a prompt."""
+    """Returns the text and the ids of a line. Raises UserError if it has no prompt."""
     if not is_json:
         text = line.removesuffix("\r")
         return text, encoder.prompt(text)

@@ -85,7 +85,7 @@ def run(args: argparse.Namespace, extra: Sequence[str]) -> int:
 
 
 def _text(name: str) -> str:
-    """Returns the text of a machine's file, with the levels of its base if it has none itself."""
+    """Returns the text of a machine's file, with its base's levels if it has none."""
     text = read_text(machine_file(name, this_file=measured_file()))
     values = tomllib.loads(text)
     return (
@@ -98,7 +98,7 @@ def _text(name: str) -> str:
 def _read_logs(
     logs: Sequence[tuple[str, Path]], machine: Machine
 ) -> tuple[list[tuple[str, LinkRow]], list[int]]:
-    """Returns what each log has measured, with the level of links that it is about, and its ranks.
+    """Returns each log's measurements with their level of links, and its number of ranks.
 
     Raises InputError for two logs of the same collective and groups.
     """

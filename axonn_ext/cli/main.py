@@ -33,10 +33,9 @@ if TYPE_CHECKING:
 FAILED, USER_ERROR, INTERRUPTED = 1, 2, 130
 FAREWELL_SECONDS = 5.0
 _TIMEOUT = "(AXONN_TIMEOUT_SECONDS)"  # `train` has reports that say where the rank waited
-MOST_SHOWN = 600  # the most characters of a line of a message; names may have thousands
-
-# Each command is a module beside this one. It is imported only if it is asked for, since Torch
-# takes seconds to load, and `plan` does not need it.
+MOST_SHOWN = 600  # the most characters per line of a message; names may have thousands
+# Each command is a module next to this one. It is imported only when it is run, since Torch takes
+# seconds to load, and `plan` does not need it.
 COMMANDS = {
     "plan": "predict the fastest grid for a model on a machine",
     "machine": "turn nccl-tests logs into a machine file for plan",
@@ -84,7 +83,7 @@ class Parser(argparse.ArgumentParser):
         raise UserError(f"{message} (see {self.prog} --help)")
 
     def _print_message(self, message: str, file: SupportsWrite[str] | None = None) -> None:
-        """Raises an error for a help text that cannot be written, which argparse would ignore."""
+        """Raises an error if a help text cannot be written, which argparse would ignore."""
         if message:
             (file or sys.stderr).write(message)
 
@@ -114,7 +113,7 @@ def _run(arguments: list[str]) -> int:
         here = settings.launch_environment()
         if here is not None and here.by_agent:
             from axonn_ext.ranks.launch.parent import (
-                end_with,  # loads ctypes, which others do without
+                end_with,  # loads ctypes, which others do not need
             )
 
             end_with(parent, launcher=here.launcher)
@@ -164,7 +163,7 @@ def _run(arguments: list[str]) -> int:
 def _check_settings(arguments: list[str]) -> dict[str, str]:
     """Raises SettingsError for invalid variables.
 
-    For doctor, it returns what is wrong instead, and defaults replace these variables.
+    For doctor, it returns the problems instead, and defaults replace these variables.
     """
     try:
         settings.load()
@@ -179,8 +178,8 @@ def _check_settings(arguments: list[str]) -> dict[str, str]:
 def end_process(status: int) -> NoReturn:
     """Ends this process with the exit status of `main`.
 
-    A rank that has failed beside others ends at once: c10d's destructors would wait for peers that
-    may never answer.
+    If there are several ranks, a failed one ends at once: c10d's destructors would wait for peers
+    that may never answer.
     """
     try:
         here = settings.launch_environment()
@@ -210,20 +209,20 @@ def _end_the_job(launcher: int) -> None:
 
 
 def _of_the_machine(error: MemoryError | OSError) -> str:
-    """Says in one line what the machine has refused."""
+    """Says in one line what the machine refused."""
     if isinstance(error, MemoryError):
         return f"memory ran out{f': {error}' if str(error) else ''}"
     if error.errno == errno.EAGAIN:  # of fork
         return threads.describe_limit()
     if error.filename is not None:
         return f"{error.filename}: {error.strerror}"
-    # Errors of files that we write name the file already.
+    # Errors about files that we write already name the file.
     is_stdout = error.errno == errno.ENOSPC and _stdout_is_full()
     return f"{error.strerror or error}{' (standard output)' if is_stdout else ''}"
 
 
 def _stdout_is_full() -> bool:
-    """Whether not even a line end can be written to standard output; drops what is unwritten."""
+    """Whether not even a newline can be written to standard output; drops unwritten output."""
     try:
         sys.stdout.write("\n")
         sys.stdout.flush()
@@ -236,7 +235,7 @@ def _stdout_is_full() -> bool:
 
 
 def _parser(first: Sequence[str]) -> Parser:
-    """Returns a parser with the names of all commands, and the options of the one that is named."""
+    """Returns a parser with the names of all commands, and the options of the named one."""
     parser = Parser(
         prog="axonn-ext", description=DESCRIPTION, epilog=EPILOG, allow_abbrev=False,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -265,9 +264,9 @@ def _say_farewell() -> None:
 
 
 def _lost_peer(error: Exception) -> bool:
-    """Whether this error only means that another rank has ended, so that its traceback is no help.
+    """Whether this error only means that another rank has ended, so its traceback does not help.
 
-    Our fused ops and gloo both raise a RuntimeError for this, which only its text identifies.
+    Our fused ops and gloo both raise a RuntimeError for this; only its text identifies it.
     """
     signs = (
         "which has died",
@@ -281,13 +280,13 @@ def _lost_peer(error: Exception) -> bool:
 
 def _report(here: LaunchEnvironment | None, text: str) -> None:
     """Writes the text to stderr at once; if there are several ranks, lines begin with the rank."""
-    here = here and settings.launch_environment()  # which has the rank that --rank-order gave
+    here = here and settings.launch_environment()  # with the rank from --rank-order
     prefix = f"[rank {here.rank}] " if here is not None and here.world_size > 1 else ""
     streams.say("".join(f"{prefix}{_shorten(line)}\n" for line in printable(text).splitlines()))
 
 
 def _shorten(line: str) -> str:
-    """Returns the line; if it is too long to be read, without its middle."""
+    """Returns the line, without its middle if it is too long to read."""
     if len(line) <= MOST_SHOWN:
         return line
     return f"{line[: MOST_SHOWN // 2]} ... {line[-MOST_SHOWN // 2 :]}"

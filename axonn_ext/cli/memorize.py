@@ -44,7 +44,7 @@ from axonn_ext.train.claim import claimed
 from axonn_ext.train.memorization.documents import MOST_TOKENS
 from axonn_ext.train.memorization.experiment import Settings, all_repetitions
 
-# Keys of the trainer that the experiment decides itself.
+# Keys of the trainer that the experiment sets itself.
 OWN_KEYS = (
     "checkpoint.", "data.", "goldfish.", "grid.", "lora.", "model.hidden_size",
     "model.implementation", "model.num_layers", "model.pretrained", "model.sequence_length",
@@ -64,11 +64,11 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
 
 
 def run(args: argparse.Namespace, extra: Sequence[str]) -> int:
-    """Runs the command. Raises UserError for a mistake, TrainingError where a rank fails."""
+    """Runs the command. Raises UserError for a mistake, TrainingError if a rank fails."""
     unused = OF_EXPERIMENTS if args.evaluate else OF_EVALUATION
     for name in unused:
         given = getattr(args, name)
-        if given is not None and given is not False:  # 0 is given, too
+        if given is not None and given is not False:  # 0 also counts as given
             option = f"--{name.replace('_', '-')}"
             where = "does not go with" if args.evaluate else "is only for"
             raise UserError(f"{option} {where} --evaluate")
@@ -110,7 +110,7 @@ def _evaluate(args: argparse.Namespace) -> None:
 
 
 def _settings(args: argparse.Namespace, extra: Sequence[str]) -> Settings:
-    """Returns the settings of an experiment. Raises UserError for what does not fit."""
+    """Returns the settings of an experiment. Raises UserError if they are inconsistent."""
     trains_on = bool(args.model)
     models = tuple(args.model or (args.sizes or SIZES).split(","))
     _check_models(models, trains_on=trains_on)
@@ -158,7 +158,7 @@ def _check_models(models: Sequence[str], *, trains_on: bool) -> None:
 
 
 def _usual_length(folders: Sequence[str] | None) -> int:
-    """Returns the tokens of a sequence, if they are not given."""
+    """Returns the default number of tokens per sequence."""
     lengths = [MOST_TOKENS if folders else DEFAULT_LENGTH]
     for folder in folders or ():
         found = model_folder(Path(folder))

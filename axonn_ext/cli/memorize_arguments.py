@@ -15,7 +15,7 @@ FROM_NOTHING, TRAINED_ON = "0,6,64,256", "0,1,4,6"
 PER_BUCKET = 16
 BATCH_SIZE = 16
 BACKGROUND = 4000  # generated documents
-DEFAULT_LENGTH = 128  # of sequences, of models that are trained from nothing
+DEFAULT_LENGTH = 128  # of sequences, for models trained from scratch
 LR, TRAINED_ON_LR = 2e-3, 3e-4
 
 DESCRIPTION = """\
@@ -45,7 +45,7 @@ of `axonn-ext train --help` that the experiment does not set itself can be set w
 VALUE. docs/memorization.md explains the protocol and how to read the results.
 """
 
-# What only an experiment takes, and what only --evaluate does.
+# Options only of experiments, and options only of --evaluate.
 OF_EXPERIMENTS = (
     "repetitions", "per_bucket", "background", "background_size", "goldfish_k", "goldfish_h",
     "goldfish_window", "sequence_length", "batch_size", "lr", "seed", "out", "resume", "overwrite",
@@ -54,7 +54,7 @@ OF_EVALUATION = ("json", "device", "threads")
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Adds all of them."""
+    """Adds all options."""
     _add_models(parser)
     _add_documents(parser)
     _add_training(parser)

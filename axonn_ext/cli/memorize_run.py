@@ -45,10 +45,10 @@ from axonn_ext.train.run_folder import MODEL, check_folder
 
 SETTINGS, RESULTS, PICTURE = "experiment.json", "results.json", "memorization.png"
 DOCUMENTS, TRAINING, BUCKETS = "documents.jsonl", "training", "extraction.json"
-START = "start"  # what was exported of a checkpoint to begin with
-HEAD_SIZE = 32  # features of a head in models that are trained from nothing
+START = "start"  # folder of the initial model, exported from a checkpoint
+HEAD_SIZE = 32  # features per head in models trained from scratch
 _SIZE = re.compile(r"([1-9][0-9]{0,5})x([1-9][0-9]{0,3})")
-_EVALUATIONS, _CHECKPOINTS = 8, 10  # of a run
+_EVALUATIONS, _CHECKPOINTS = 8, 10  # per run
 
 
 def goldfish_overrides(settings: Settings) -> dict[str, object]:
@@ -61,7 +61,7 @@ def goldfish_overrides(settings: Settings) -> dict[str, object]:
 
 @dataclass(frozen=True)
 class _Arm:
-    """A model that is to be trained in one arm, with the trainer's options for it."""
+    """A model to train in one arm, with the trainer's options for it."""
 
     model: str
     name: str
@@ -80,8 +80,8 @@ class Experiment:
     def run(self, *, resumes: bool, overwrite: bool) -> None:
         """Trains and measures every model in both arms, writes the files and shows the result.
 
-        resumes: what an earlier run of the same settings has done in the folder is kept. Raises
-        UserError for what does not fit, and TrainingError where a process fails.
+        resumes: whether to keep the results in the folder from an earlier run with the same
+        settings. Raises UserError for inconsistent inputs, and TrainingError if a process fails.
         """
         console = Console()
         data = {name: self._data(name) for name in self.settings.models}  # before all else
@@ -104,7 +104,7 @@ class Experiment:
         say(console, "written: " + ", ".join(map(str, self._pictured(found, console))))
 
     def _data(self, name: str) -> tuple[Vocabulary, Exposures]:
-        """Returns what a model reads. Raises UserError for what does not fit."""
+        """Returns a model's training data. Raises UserError for data that do not fit."""
         settings = self.settings
         try:
             if settings.trains_on:
@@ -122,7 +122,7 @@ class Experiment:
     def _prepare(self, read: Mapping[str, str], *, resumes: bool, overwrite: bool) -> None:
         """Makes the folder, or checks that the experiment in it is this one.
 
-        read: the digest of what each model reads.
+        read: the digest of each model's training data.
         """
         self._refuse_inputs_inside()
         path = self.folder / SETTINGS
@@ -156,7 +156,7 @@ class Experiment:
                 )
 
     def _arms(self, name: str, vocabulary: Vocabulary, exposures: Exposures) -> Iterator[_Arm]:
-        """Writes what a model reads, and yields its arms. Raises UserError if one cannot run."""
+        """Writes a model's training data; yields its arms. Raises UserError if one cannot run."""
         folder, used = self.folder / name_of(name), len(exposures.documents)
         if used < exposures.num_given:
             say(
@@ -178,7 +178,7 @@ class Experiment:
             yield _Arm(name, arm, options, config)
 
     def _run_arm(self, arm: _Arm) -> ArmResult:
-        """Trains and measures a model in one arm, or reads what was measured before."""
+        """Trains and measures a model in one arm, or reads its earlier result."""
         root, config = self.folder / name_of(arm.model), arm.config
         run = root / arm.name
         if not is_file(run / BUCKETS):
@@ -204,7 +204,7 @@ class Experiment:
     def _overrides(
         self, name: str, start: Path | None, arm: str, exposures: Exposures
     ) -> dict[str, object]:
-        """Returns the keys of the trainer for one arm; those of the user replace others."""
+        """Returns the keys of the trainer for one arm; the user's replace others."""
         settings = self.settings
         steps = exposures.num_steps(batch_size=settings.batch_size, seed=settings.seed)
         values: dict[str, object] = {
@@ -224,7 +224,7 @@ class Experiment:
         }  # fmt: skip
 
     def _pictured(self, arms: list[ArmResult], console: Console) -> list[Path]:
-        """Draws the picture, if matplotlib is there; returns the files with the results."""
+        """Draws the picture, if matplotlib is installed; returns the files with the results."""
         settings, path = self.settings, self.folder / PICTURE
         if not importlib.util.find_spec("matplotlib"):
             say(console, f"no {PICTURE}: that needs matplotlib (pip install matplotlib)")
@@ -242,12 +242,12 @@ class Experiment:
 
 
 def name_of(model: str) -> str:
-    """Returns what a model is called in an experiment: its size, or the name of its folder."""
+    """Returns a model's name in an experiment: its size, or the name of its folder."""
     return Path(model).name
 
 
 def size_overrides(size: str) -> dict[str, object]:
-    """Returns the keys of the trainer for a Llama of a size HIDDENxLAYERS. Raises UserError."""
+    """Returns the trainer's keys for a Llama of size HIDDENxLAYERS. Raises UserError."""
     match = _SIZE.fullmatch(size)
     if match is None or int(match[1]) % HEAD_SIZE:
         raise UserError(
@@ -262,7 +262,7 @@ def size_overrides(size: str) -> dict[str, object]:
 
 
 def _start(model: Path, folder: Path) -> Path:
-    """Returns the Hugging Face folder of a model; that of a checkpoint is written into `folder`."""
+    """Returns the Hugging Face folder of a model; a checkpoint is exported into `folder`."""
     found = model_folder(model)
     if found is not None:
         return found
@@ -295,7 +295,7 @@ def _trained_model(run: Path, config: Config) -> Path:
 
 
 def _export(path: Path, out: Path, dtype: str) -> None:
-    """Exports a checkpoint; if that is interrupted, the folder is not there."""
+    """Exports a checkpoint; leaves no folder if interrupted."""
     fresh = out.with_name(f".{out.name}.new")
     shutil.rmtree(fresh, ignore_errors=True)
     export_model(path, fresh, dtype)

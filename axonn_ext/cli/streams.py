@@ -1,4 +1,4 @@
-"""Handles standard output and error that are closed, full, or unable to show a text."""
+"""Handles standard output and error streams that are closed, full or unable to show a text."""
 
 from __future__ import annotations
 
@@ -15,8 +15,7 @@ READER_GONE = 141  # the status that a shell shows for a program that SIGPIPE en
 def prepare() -> None:
     """Makes both streams usable.
 
-    The output of a closed stream is dropped, and a character that a stream cannot show is written
-    as its number.
+    The output of a closed stream is dropped, and a character that a stream cannot show is escaped.
     """
     for descriptor, name in ((1, "stdout"), (2, "stderr")):
         stream: TextIO | None = getattr(sys, name)
@@ -30,7 +29,7 @@ def prepare() -> None:
 
 
 def drop(stream: TextIO) -> None:
-    """Drops what is not written yet, about which Python would complain when it ends."""
+    """Drops unwritten output, about which Python would complain at exit."""
     try:
         _lead_nowhere(stream.fileno())
         stream.flush()
@@ -39,7 +38,7 @@ def drop(stream: TextIO) -> None:
 
 
 def say(text: str) -> None:
-    """Writes to standard error in one piece, if possible, what cannot control the terminal."""
+    """Writes to standard error, if possible in one piece, without terminal control codes."""
     try:
         sys.stderr.write(printable(text))
         sys.stderr.flush()

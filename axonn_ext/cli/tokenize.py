@@ -1,4 +1,4 @@
-"""`axonn-ext tokenize`: turns text into token files, of which the trainer reads what it needs."""
+"""`axonn-ext tokenize`: turns text into token files, which the trainer reads piece by piece."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from axonn_ext.terminal.console import Console, say
 from axonn_ext.terminal.errors import TrainingError, UserError, refuse_extra
 from axonn_ext.terminal.files import check_writable
 
-NUM_LINES = 10  # that show the progress where there is no terminal
+NUM_LINES = 10  # of progress if there is no terminal
 DESCRIPTION = """\
 Encodes text and writes PREFIX.bin (tokens), PREFIX.idx (where documents begin) and PREFIX.json
 (vocabulary and sizes). `axonn-ext train --data.text PREFIX` reads them in place, at any size. The
@@ -71,7 +71,7 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
 
 
 def run(args: argparse.Namespace, extra: Sequence[str]) -> int:
-    """Runs the command. Raises UserError, before any work, for what cannot be."""
+    """Runs the command. Raises UserError, before any work, for invalid arguments."""
     refuse_extra("tokenize", extra)
     here = settings.launch_environment()
     if here is not None and here.world_size > 1:
@@ -136,9 +136,9 @@ def _check_apart(texts: Sequence[Path], files: TokenFiles) -> None:
 
 @contextmanager
 def _ending_as_interrupted() -> Iterator[None]:
-    """Within it SIGTERM and SIGHUP do what Ctrl-C does, so that they leave no files, either.
+    """Makes SIGTERM and SIGHUP act like Ctrl-C in its body, so that they leave no files either.
 
-    One that is ignored stays so, as nohup wants it.
+    A signal that is ignored stays ignored, which nohup relies on.
     """
 
     def interrupt(number: int, frame: object) -> NoReturn:

@@ -32,7 +32,7 @@ from axonn_ext.train.worker import run_worker
 
 DESCRIPTION = """\
 Trains a GPT-2 or Llama style model on a grid of processes. The run's folder gets metrics.jsonl,
-config.toml, loss.png and, if asked for, checkpoints."""
+config.toml, loss.png and, if requested, checkpoints."""
 
 EPILOG = """\
 examples:
@@ -106,7 +106,7 @@ def add_rank_order(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace, extra: Sequence[str], *, note: str = "") -> int:
     """Runs the command; raises what `axonn_ext.cli.main` turns into messages.
 
-    note: a line that the command shows above the run's, once nothing is found to be wrong
+    note: a line to show above those of the run, once all checks have passed
     """
     # Until a watchdog listens, the signal would end the process.
     signal.signal(SIGNAL, signal.SIG_IGN)
@@ -156,7 +156,7 @@ def run(args: argparse.Namespace, extra: Sequence[str], *, note: str = "") -> in
 
 
 def _launch(world_size: int, arguments: Sequence[str], config: Config, folder: Path) -> None:
-    """Runs the processes. If the job fails, what a watchdog has found is part of the message."""
+    """Runs the processes. If the job fails, the message includes a watchdog's findings."""
     forwarded = (SIGNAL, *SIGNALS) if config.checkpoint.interval else (SIGNAL,)
     before = summaries(folder)
     try:
@@ -167,7 +167,7 @@ def _launch(world_size: int, arguments: Sequence[str], config: Config, folder: P
 
 
 def _dated(config: Config, folder: Path, here: Process | None, store: Store | None) -> Config:
-    """Returns the configuration with the date that chat templates are told, as rank 0 has it."""
+    """Returns the configuration with rank 0's date, which chat templates use."""
     if config.data.order != EXAMPLES or config.data.date:
         return config
     day = partial(first_day, config, folder)
@@ -204,7 +204,7 @@ def _load_config(
     args: argparse.Namespace, overrides: tuple[Override, ...], here: Process | None,
     store: Store | None,
 ) -> Config:  # fmt: skip
-    """Returns the configuration; with --grid auto as rank 0 has chosen."""
+    """Returns the configuration, with the grid that rank 0 has chosen for --grid auto."""
     if not _is_auto(args):
         if args.machine is not None:
             raise UserError(

@@ -1,4 +1,4 @@
-"""`axonn-ext tune`: measures, before a job, how each product of Linears is computed fastest."""
+"""`axonn-ext tune`: finds, before a job, the fastest kernel for each product of its Linears."""
 
 from __future__ import annotations
 
@@ -71,9 +71,9 @@ examples:
 
 @dataclass(frozen=True)
 class Request:
-    """The products that are measured, and their device.
+    """The products to measure, and their device.
 
-    name: the name of a model, or the shapes that were asked for, which have no batch
+    name: the name of a model, or the requested shapes, which have no batch
     """
 
     name: str
@@ -177,7 +177,7 @@ def make_request(args: argparse.Namespace) -> Request:
 
 
 def _check_memory(request: Request) -> None:
-    """Raises UserError for a product whose matrices alone do not fit into memory."""
+    """Raises UserError for a product whose matrices by themselves do not fit into memory."""
     width = DTYPES[request.dtype].itemsize
     for p in request.products:
         num_bytes = (p.m * p.n + p.n * p.k + p.m * p.k) * width
@@ -222,7 +222,7 @@ def _request_of_shapes(args: argparse.Namespace, device: str) -> Request:
 
 
 def _request_of_file(args: argparse.Namespace, device: str) -> Request:
-    """Returns a request for the job of a configuration file, as changed by the command line."""
+    """Returns a request for a configuration file's job, with the command line's changes."""
     config = load_config(Path(args.model), grid=args.grid, option="--model")
     changes: dict[str, Any] = {"device": device}
     if args.batch is not None:
@@ -252,7 +252,7 @@ def measure_all(console: Console, request: Request) -> Iterator[ProductRow]:
 
 
 def report(console: Console, request: Request, rows: Sequence[ProductRow]) -> None:
-    """Prints the gain over all products, and where the choices are kept."""
+    """Prints the gain over all products, and the folder that keeps the choices."""
     lines = []
     if (won := gain(rows)) is not None:
         lines.append(won.sentence())

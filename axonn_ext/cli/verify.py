@@ -16,18 +16,18 @@ from axonn_ext.terminal.console import Console, say
 from axonn_ext.terminal.errors import UserError, refuse_extra
 
 if TYPE_CHECKING:
-    from axonn_ext.bench.verify.groups import Group
-    from axonn_ext.bench.verify.record import Record
-    from axonn_ext.bench.verify.run import Outcome
     from axonn_ext.kernels.verified import Key, Verdict
     from axonn_ext.terminal.rows import RowsTable
+    from axonn_ext.verify.groups import Group
+    from axonn_ext.verify.record import Record
+    from axonn_ext.verify.run import Outcome
 
-# Device files of the drivers of NVIDIA, Tegra, Windows (WSL) and AMD. If there are none, there is
-# no GPU, which we then know without loading Torch.
+# Device files of the drivers of NVIDIA, Tegra, Windows (WSL) and AMD. Without any there is no GPU,
+# and we know it without loading Torch.
 DEVICE_FILES = ("nvidia*", "nvhost*", "nvmap", "dxg", "kfd")
 NO_GPU = (
-    "axonn-ext verify needs an NVIDIA GPU, and {}: run it where the job will run. Nothing needs it "
-    "on CPUs"
+    "axonn-ext verify needs an NVIDIA GPU, and {}: run it where the job will run. CPUs do not need "
+    "it"
 )
 
 DESCRIPTION = """\
@@ -63,13 +63,13 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
         "--json", type=Path, metavar="FILE",
         help="write the results to a JSON file, updated after each group",
     )  # fmt: skip
-    # The process that started this one, and with which it ends.
+    # The parent process, with which this one ends.
     parser.add_argument("--parent", type=int, help=argparse.SUPPRESS)
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace, extra: Sequence[str]) -> int:
-    """Runs the command; raises UserError where there is no GPU."""
+    """Runs the command; raises UserError if there is no GPU."""
     refuse_extra("verify", extra)
     if args.parent is not None:
         end_with(args.parent)
@@ -82,11 +82,11 @@ def run(args: argparse.Namespace, extra: Sequence[str]) -> int:
 
 
 def _verify(json_file: Path | None, only: str | None) -> int:
-    from axonn_ext.bench.verify.groups import groups
-    from axonn_ext.bench.verify.record import Record
-    from axonn_ext.bench.verify.run import FAILED
     from axonn_ext.terminal.files import check_writable
     from axonn_ext.terminal.rows import RowsFile
+    from axonn_ext.verify.groups import groups
+    from axonn_ext.verify.record import Record
+    from axonn_ext.verify.run import FAILED
 
     num_gpus, gpu = find_gpus()
     all_groups = groups(num_gpus)
@@ -112,7 +112,7 @@ def _verify(json_file: Path | None, only: str | None) -> int:
 def groups_named(all_groups: Sequence[Group], patterns: str) -> list[Group]:
     """Returns the groups whose names begin with one of the patterns.
 
-    Names have commas, too, but with a space after them. Raises UserError for a pattern without a
+    Names also have commas, but with a space after them. Raises UserError for a pattern without a
     group.
     """
     # A space after a comma is part of a name.
@@ -155,7 +155,7 @@ def find_gpus() -> tuple[int, str]:
 
 
 def key_of(gpu: str) -> Key | None:
-    """Returns the key of the stamp; None if the driver's files do not tell enough to find it."""
+    """Returns the key of the stamp; None if the driver's files do not have enough for it."""
     from axonn_ext.kernels import extension
 
     keys = extension.stamp_keys()
@@ -163,10 +163,10 @@ def key_of(gpu: str) -> Key | None:
 
 
 def show_progress(console: Console, gpu: str, groups: Sequence[Group]) -> Iterator[Outcome]:
-    """Runs the groups and yields their outcomes; a terminal shows a bar meanwhile."""
+    """Runs the groups and yields their outcomes, with a progress bar on a terminal."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-    from axonn_ext.bench.verify.run import run_groups
+    from axonn_ext.verify.run import run_groups
 
     columns = (
         TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
@@ -182,8 +182,8 @@ def show_progress(console: Console, gpu: str, groups: Sequence[Group]) -> Iterat
 
 
 def _table(console: Console, groups: Iterable[Group]) -> RowsTable:
-    from axonn_ext.bench.verify.run import STATUSES
     from axonn_ext.terminal.rows import Column, RowsTable
+    from axonn_ext.verify.run import STATUSES
 
     columns = (
         Column("cases", max(len(group.name) for group in groups)),
@@ -194,7 +194,7 @@ def _table(console: Console, groups: Iterable[Group]) -> RowsTable:
 
 
 def _show(table: RowsTable, outcome: Outcome) -> None:
-    from axonn_ext.bench.verify.run import FAILED, PASSED
+    from axonn_ext.verify.run import FAILED, PASSED
 
     cells = (
         outcome.group.name, outcome.status, str(outcome.cases or ""), f"{outcome.seconds:.1f}",

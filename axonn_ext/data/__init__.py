@@ -1,6 +1,6 @@
 """Corpora, and batches of their tokens that depend only on the step and are equal on every grid.
 
-A name is loaded when it is first used, since the processes of `axonn-ext tokenize` need no Torch.
+Names are loaded on first use, since the processes of `axonn-ext tokenize` do not need Torch.
 """
 
 from __future__ import annotations

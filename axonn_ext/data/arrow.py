@@ -18,13 +18,13 @@ COLUMN = "input_ids"
 
 
 class ArrowTokens:
-    """The tokens of the column `input_ids`, of which each row is a document.
+    """The tokens of the column `input_ids`, in which each row is a document.
 
-    The files are mapped through pyarrow, and opening reads the description of each record batch.
-    What is kept in memory is a few numbers for each record batch.
+    The files are mapped through pyarrow; opening reads the metadata of each record batch and keeps
+    a few numbers per record batch in memory.
 
-    Raises: ValueError, with the file's name, for a folder without such a column, or one that is
-        not whole, and if pyarrow is not installed.
+    Raises: ValueError, with the file's name, for a folder without such a column or with missing
+        files, and if pyarrow is not installed.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -97,7 +97,7 @@ def _files(folder: Path) -> list[Path]:
 
 
 def _chunks(file: Path) -> list[tuple[NDArray[Any], NDArray[Any]]]:
-    """Returns offsets and values of each record batch of a file, without a copy."""
+    """Returns the offsets and values of each record batch of a file, without a copy."""
     try:
         import pyarrow
     except ImportError:

@@ -4,7 +4,7 @@ B  sequences of one global batch (one optimizer step)   S  tokens of a sequence
 A  micro-batches of a step        G  row groups (size of data times size of z)
 
 A global batch is batch-major: step t has the sequences [t B, (t+1) B) of the order, shifted in a
-run that goes on with another B, so that it reads each once. Micro-batch j is its sequences
+run that resumes with another B, so that it reads each once. Micro-batch j is its sequences
 [j B/A, (j+1) B/A), and row group g = data_coord * G_z + z_coord reads its contiguous block g of
 B/(A G) sequences.
 """
@@ -31,8 +31,8 @@ class Batch(NamedTuple):
     """A row group's part of a micro-batch, int64 [B/(A G), S] each.
 
     labels: the ids of the next tokens, which the model must predict; -100: none.
-    documents: a number for each token, which changes where another document begins that does not
-    see those before it; None: each sequence is seen as one.
+    documents: a number for each token, which changes where a document begins that cannot attend to
+    earlier ones; None: each sequence is one document.
     """
 
     token_ids: Tensor
@@ -41,10 +41,10 @@ class Batch(NamedTuple):
 
 
 class Batches(Protocol):
-    """What the trainer asks of batches for training.
+    """The interface of training batches for the trainer.
 
-    shift: the sequences that the steps before a change of the batch size had more than such steps
-    have now.
+    shift: number of sequences by which the steps before a change of the batch size exceed the same
+    number of steps now.
     """
 
     num_micro_batches: int
@@ -56,12 +56,12 @@ class Batches(Protocol):
         ...
 
     def num_labels(self, step: int) -> float:
-        """Returns the labels of all sequences of a step, on all ranks, before any are dropped."""
+        """Returns the number of labels in a step, over all ranks, before any are dropped."""
         ...
 
 
 class Evaluation(Protocol):
-    """What the trainer asks of batches for evaluation. num_labels: of all batches and ranks."""
+    """The interface of evaluation batches. num_labels: over all batches and ranks."""
 
     num_batches: int
     num_labels: float
@@ -73,7 +73,7 @@ class Evaluation(Protocol):
 
 @dataclass(frozen=True)
 class RowGroup:
-    """The part number `index`, of `count` contiguous parts of a micro-batch, that a rank reads."""
+    """Part number `index` of the `count` contiguous parts of a micro-batch, read by a rank."""
 
     index: int = 0
     count: int = 1
@@ -91,7 +91,7 @@ class RowGroup:
 
 @dataclass(frozen=True)
 class BatchShares:
-    """Which sequences of a step's batch a row group has: `count` of each micro-batch.
+    """The sequences of a step's batch that a row group reads: `count` of each micro-batch.
 
     Raises: ValueError if micro-batches and row groups do not divide the batch.
     """
@@ -119,10 +119,10 @@ class BatchShares:
 
 
 class TrainingBatches:
-    """The sequences of an order, batch after batch.
+    """The sequences of an order, batch by batch.
 
-    Any rank can read any sequence without reading those before it, and a resumed run needs only
-    the step. goldfish: drops labels; None: every token has one.
+    Any rank can read any sequence without reading earlier ones, and a resumed run needs only the
+    step. goldfish: drops labels; None: every token has one.
 
     Raises: ValueError if micro-batches and row groups do not divide the batch.
     """
@@ -143,7 +143,7 @@ class TrainingBatches:
         self.shift = 0
 
     def num_labels(self, step: int) -> float:
-        """Returns the labels of all sequences of a step: one for each token."""
+        """Returns the number of labels of a step: one per token."""
         return float(self.tokens_per_step)
 
     def micro_batch(self, step: int, index: int) -> Batch:
@@ -165,8 +165,7 @@ class TrainingBatches:
 class EvaluationBatches:
     """Evenly spaced windows of the held-out text, the same at every evaluation.
 
-    Of several parts each has its share of the windows, by its weight; the windows of the first
-    part come first.
+    Several parts share the windows by weight; the windows of the first part come first.
     """
 
     def __init__(

@@ -1,8 +1,8 @@
 """Chats: messages that a model's own chat template turns into text, as transformers does.
 
-A template marks what the assistant says with {% generation %} and {% endgeneration %}. Of one that
-does not, it is what a turn of the assistant adds to the messages before it, the opening of that
-turn included.
+A template marks the assistant's words with {% generation %} and {% endgeneration %}. Without these
+tags they are the text that a turn of the assistant adds to the messages before it, including the
+opening of that turn.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from axonn_ext.data.units import whole_text
 
 ASSISTANT = "assistant"
 TOOL_USE = "tool_use"  # the name of a template for lines with tools
-# No text may have these characters (Unicode's noncharacters). They surround, in a text of which
-# only the places matter, what the assistant says.
+# These characters (Unicode noncharacters) may not occur in any text. They enclose the assistant's
+# words in a rendering from which only positions are taken.
 _BEGIN, _END = "\ufdd0", "\ufdd1"
 _MARK = re.compile(f"[{_BEGIN}{_END}]")
 _TAG = re.compile(r"\{%[-+]?\s*generation\s*[-+]?%\}")
@@ -35,7 +35,7 @@ Span = tuple[int, int]  # characters [begin, end) of a text
 
 @dataclass(frozen=True)
 class Chat:
-    """Messages, and what else a template is told: tools, documents and its own options."""
+    """Messages, and the other inputs of a template: tools, documents and its own options."""
 
     messages: tuple[dict[str, Any], ...]
     options: Mapping[str, Any]
@@ -66,7 +66,7 @@ class Chat:
 
     @property
     def prompt(self) -> Chat:
-        """The chat without the assistant's turn at its end, which is what a model shall say."""
+        """The chat without a final turn of the assistant, which the model is to generate."""
         count = len(self.messages)
         while count and self.messages[count - 1]["role"] == ASSISTANT:
             count -= 1
@@ -74,7 +74,7 @@ class Chat:
 
 
 class _Generation(Extension):
-    """The tag {% generation %}, whose body is written between two marks, if these are given."""
+    """The tag {% generation %}; its body is enclosed in two marks, if given."""
 
     tags = {"generation"}  # noqa: RUF012
 
@@ -88,9 +88,9 @@ class _Generation(Extension):
 class ChatTemplates:
     """The chat templates of a tokenizer.
 
-    today: the date that templates are told, through strftime_now
+    today: the date that templates get from strftime_now
 
-    Raises ValueError for a template that is not Jinja's.
+    Raises ValueError for an invalid Jinja template.
     """
 
     def __init__(self, files: TokenizerFiles, today: date | None = None) -> None:
@@ -98,7 +98,7 @@ class ChatTemplates:
             trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
         )
         environment.filters["tojson"] = _to_json
-        day = today or date.today()  # one date for all renderings, which are compared
+        day = today or date.today()  # the same date in all renderings, as they are compared
         environment.globals |= {"raise_exception": _refuse, "strftime_now": day.strftime}
         self._special = dict(files.special)
         self._tagged = {name for name, text in files.templates.items() if _TAG.search(text)}
@@ -128,12 +128,12 @@ class ChatTemplates:
         """Returns the text of a chat, and where the assistant speaks. Raises ValueError."""
         text = self.text(chat)
         if _MARK.search(text):
-            raise ValueError("expected text without U+FDD0 and U+FDD1, which are no characters")
+            raise ValueError("expected text without U+FDD0 and U+FDD1, which are not characters")
         tagged = self._name(chat) in self._tagged
         return text, self._marked(chat, text) if tagged else self._added(chat, text)
 
     def _marked(self, chat: Chat, text: str) -> list[Span]:
-        """Returns what the template puts into {% generation %}."""
+        """Returns the spans that the template puts into {% generation %}."""
         begins, marked = [], self.text(chat, marks=_BEGIN + _END)
         spans: list[Span] = []
         for number, match in enumerate(_MARK.finditer(marked)):
@@ -143,11 +143,11 @@ class ChatTemplates:
             elif begins:
                 spans.append((begins.pop(), place))
         if begins or _MARK.sub("", marked) != text:
-            raise ValueError("the chat template changes what stands in {% generation %}")
+            raise ValueError("the chat template changes the text in {% generation %}")
         return spans
 
     def _added(self, chat: Chat, text: str) -> list[Span]:
-        """Returns what each turn of the assistant adds to the turns before it."""
+        """Returns the spans that the assistant's turns add to the turns before them."""
         spans = []
         for number, message in enumerate(chat.messages):
             if message["role"] != ASSISTANT:
@@ -175,7 +175,7 @@ class ChatTemplates:
 
 
 def _to_json(value: object, **options: Any) -> str:
-    """Writes JSON as it is: Jinja's own filter escapes what HTML gives a meaning."""
+    """Writes plain JSON; Jinja's own filter escapes HTML characters."""
     return json.dumps(value, **({"ensure_ascii": False} | options))
 
 

@@ -1,6 +1,6 @@
 """Tables of an epoch's order, kept in files next to the corpus, so that a resumed run reads them.
 
-A file has 64-bit words and then their SHA-256. Its name has a digest of what the table depends on.
+A file has 64-bit words, then their SHA-256. Its name has a digest of the table's inputs.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _DIGEST_BYTES = hashlib.sha256().digest_size
 
 
 class Shelf(NamedTuple):
-    """Where the tables of a corpus are, and what changes with its files."""
+    """Where the tables of a corpus are, and an identity that changes with its files."""
 
     folder: Path
     identity: str
@@ -30,13 +30,13 @@ class Shelf(NamedTuple):
 def kept(
     shelf: Shelf | None, depends_on: object, epoch: int, compute: Callable[[], NDArray[np.int64]]
 ) -> NDArray[np.int64]:
-    """Returns the table that `compute` returns, read from the shelf if it is there.
+    """Returns the result of `compute`, read from the shelf if it is there.
 
-    One process computes a table that is new, while others on the host that ask for it wait. It
-    removes those of changed files and past epochs. If it ends without a table, each that has waited
-    computes its own. Where nothing can be written, nothing is kept, and each process computes.
+    One process computes a new table, while others on the host wait for it. It also removes tables
+    of changed files and past epochs. If it ends without a table, each waiting process computes its
+    own. Where nothing can be written, nothing is kept, and each process computes the table.
 
-    shelf: None keeps nothing. depends_on: what else the table depends on; has a stable repr.
+    shelf: None keeps nothing. depends_on: further inputs of the table, with a stable repr.
     """
     if shelf is None:
         return compute()
@@ -73,7 +73,7 @@ def _short(identity: str) -> str:
 
 
 def _read(path: Path) -> NDArray[np.int64]:
-    """Raises ValueError if the file is damaged."""
+    """Returns the table in a file. Raises ValueError if it is damaged."""
     content = path.read_bytes()
     words, digest = content[:-_DIGEST_BYTES], content[-_DIGEST_BYTES:]
     if hashlib.sha256(words).digest() != digest:
@@ -82,9 +82,9 @@ def _read(path: Path) -> NDArray[np.int64]:
 
 
 def _lock(file: BinaryIO) -> bool:
-    """Returns True if no other process has the file locked; else waits for its end.
+    """Returns True if no other process has locked the file; else waits until it is unlocked.
 
-    The system unlocks the file when the process ends. File systems without locks lock nothing.
+    The system unlocks the file when its process ends. File systems without locks lock nothing.
     """
     with suppress(OSError):
         try:
@@ -96,7 +96,7 @@ def _lock(file: BinaryIO) -> bool:
 
 
 def _write(file: BinaryIO, table: NDArray[np.int64]) -> None:
-    """Writes the file; without locks, several processes may, but all write the same bytes."""
+    """Writes the file; without locks several processes may do so, but they write the same bytes."""
     words = table.astype("<i8").tobytes()
     file.write(words + hashlib.sha256(words).digest())
     file.truncate()  # an earlier process may have left more
@@ -104,7 +104,7 @@ def _write(file: BinaryIO, table: NDArray[np.int64]) -> None:
 
 
 def _remove_others(path: Path, own: str, epoch: int) -> None:
-    """Removes the tables of other files than today's, and of epochs before the last one."""
+    """Removes tables of changed files, and of epochs before the previous one."""
     for other in path.parent.glob("*.ends"):
         number = re.fullmatch(re.escape(own) + r"(\d+)", other.stem)
         is_past = number is not None and int(number[1]) < epoch - 1

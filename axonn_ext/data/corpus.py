@@ -30,9 +30,9 @@ WINDOWS, DOCUMENTS = "windows", "documents"
 
 @dataclass(frozen=True)
 class Source:
-    """A corpus that was asked for, and found, but is not open yet.
+    """A corpus that was found but is not open yet.
 
-    name      as it was given; "" is Python's own sources
+    name      as given; "": Python's own sources
     weight    in the mixture
     files     token files; None: a text, or a folder of `datasets`
     folder    of `datasets`
@@ -45,7 +45,7 @@ class Source:
 
     @property
     def is_text(self) -> bool:
-        """Whether it has to be read and encoded, and then lies in memory."""
+        """Whether the corpus must be read and encoded, and then lies in memory."""
         return self.files is None and self.folder is None
 
 
@@ -55,9 +55,9 @@ class CorpusOptions:
 
     held_out     the fraction at the end that is not used for training: of the tokens, or with
                  order "documents" of the documents
-    max_bytes    of each text; 0 means all of a text that is named, and DEFAULT_TEXT_BYTES of
-                 Python's sources
-    vocab_size   tokens that are not below it are refused; None: none are
+    max_bytes    of each text; 0 means all of a named text, and DEFAULT_TEXT_BYTES of Python's
+                 sources
+    vocab_size   tokens that are not below it are refused; None: no limit
     """
 
     order: str = WINDOWS
@@ -68,7 +68,7 @@ class CorpusOptions:
 
 @dataclass(frozen=True)
 class OpenSource:
-    """A corpus that is open, in its parts for training and evaluation."""
+    """An open corpus, split into parts for training and evaluation."""
 
     source: Source
     tokens: Tokens
@@ -91,7 +91,7 @@ class Corpus:
 
     @property
     def num_bytes(self) -> int:
-        """The bytes of text that were read; token files are not text."""
+        """The number of bytes of text read; token files are not text."""
         return sum(each.num_bytes for each in self.sources)
 
     @property
@@ -101,7 +101,7 @@ class Corpus:
     def training_order(self, *, sequence_length: int, batch_size: int, seed: int) -> Order:
         """Returns the order of the sequences for training.
 
-        Raises: ValueError if a source is shorter than a sequence, or has no share of 1,024.
+        Raises: ValueError if a source is shorter than a sequence, or its share of 1,024 is 0.
         """
         orders: list[Order] = []
         for number, each in enumerate(self.sources):
@@ -126,7 +126,7 @@ class Corpus:
 def find_sources(text: str, mixture: str = "") -> tuple[Source, ...]:
     """Returns the sources that a text or a mixture names, without opening them.
 
-    Raises: ValueError for one that does not exist, or a mixture in which one has no share.
+    Raises: ValueError if a source does not exist or has no share of the mixture.
     """
     if not mixture:
         return (find_source(text),)
@@ -138,7 +138,7 @@ def find_sources(text: str, mixture: str = "") -> tuple[Source, ...]:
 
 
 def mixture_shares(sources: Sequence[Source]) -> list[int]:
-    """Returns how many of every BLOCK sequences each source has. Raises ValueError for none."""
+    """Returns each source's share of every BLOCK sequences. Raises ValueError if one is 0."""
     result = shares([source.weight for source in sources])
     for source, share in zip(sources, result, strict=True):
         if not share:
@@ -152,10 +152,10 @@ def mixture_shares(sources: Sequence[Source]) -> list[int]:
 def find_source(name: str, weight: float = 1.0) -> Source:
     """Returns the corpus of this name.
 
-    Token files are named by PREFIX, PREFIX.bin or PREFIX.idx. A file of just the name PREFIX is a
-    text, as is a folder that `datasets` did not write.
+    Token files are named by PREFIX, PREFIX.bin or PREFIX.idx. A file named just PREFIX is a text,
+    as is a folder that `datasets` did not write.
 
-    Raises: ValueError for token files of which one is missing, or a folder of several data sets.
+    Raises: ValueError if one of the token files is missing, or for a folder of several data sets.
     """
     if not name:
         return Source(name, weight)
@@ -166,9 +166,9 @@ def find_source(name: str, weight: float = 1.0) -> Source:
 
 
 def open_tokens(source: Source) -> Tokens:
-    """Opens token files or a folder of `datasets`, without reading its tokens.
+    """Opens token files or a folder of `datasets`, without reading the tokens.
 
-    Raises: ValueError, with the file's name, for what is not whole.
+    Raises: ValueError, with the file's name, if a file is incomplete.
     """
     if source.files is not None:
         return IndexedTokens(source.files)
@@ -179,7 +179,7 @@ def open_tokens(source: Source) -> Tokens:
 def load_corpus(
     sources: Sequence[Source], vocabulary: Vocabulary | None, options: CorpusOptions
 ) -> Corpus:
-    """Opens all sources. Text is read, and encoded by the vocabulary, as one stream of tokens.
+    """Opens all sources. Text is read and encoded by the vocabulary as one stream of tokens.
 
     vocabulary: may be None if no source is text.
 
@@ -192,7 +192,7 @@ def load_corpus(
 def text_bytes(path: str, *, max_bytes: int = 0) -> int:
     """Returns the number of bytes of a text that `load_corpus` would read, without reading them.
 
-    Raises: ValueError if the text is missing or empty, or JSON lines.
+    Raises: ValueError if the text is missing, empty or JSON lines.
     """
     size = sum(file.stat().st_size for file in _find_plain_text(path))
     if not size:
@@ -246,5 +246,5 @@ def _find_plain_text(name: str) -> list[Path]:
 
 
 def _limit(path: str, max_bytes: int) -> int:
-    """Returns the most bytes to read; 0 means that there is no limit."""
+    """Returns the maximum number of bytes to read; 0 means no limit."""
     return max_bytes if max_bytes or path else DEFAULT_TEXT_BYTES

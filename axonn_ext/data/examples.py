@@ -1,4 +1,4 @@
-"""Examples for fine-tuning: prompts with completions, chats, and texts; and what is learned."""
+"""Examples for fine-tuning: prompts with completions, chats, and texts, with their labels."""
 
 from __future__ import annotations
 
@@ -20,40 +20,40 @@ from axonn_ext.data.vocabulary import TokenArray
 if TYPE_CHECKING:
     from axonn_ext.data.prompts import Prompts  # loads jinja2, which only chats need
 
-_OPEN = 16  # more leave less room empty, but mix the order less
+_OPEN = 16  # larger values waste less room, but change the order more
 _FIELDS = 'an object with "prompt" and "completion", or "text", all strings, or "messages"'
 NOTHING_TO_LEARN = "nothing to learn"
-NO_ROOM = "no room for what is learned"
+NO_ROOM = "no room for learned tokens"
 
 
 @dataclass(frozen=True)
 class Example:
-    """Tokens, and which of them are learned; None: a text, of which all are."""
+    """Tokens, and which of them are learned; None: a text, where all are learned."""
 
     tokens: TokenArray
     learned: NDArray[np.bool_] | None = None
 
     @property
     def num_places(self) -> int:
-        """The places that it takes in a sequence: all tokens but the last enter the model."""
+        """Number of places in a sequence: all tokens but the last enter the model."""
         return len(self.tokens) - 1
 
     @property
     def has_label(self) -> NDArray[np.bool_]:
-        """Whether each place has a label, the next token. The first token never is one."""
+        """Whether each place has a label, the next token. The first token is never a label."""
         if self.learned is None:
             return np.ones(max(0, self.num_places), dtype=np.bool_)
         return self.learned[1:]
 
     @property
     def num_labels(self) -> int:
-        """The tokens that are learned."""
+        """Number of tokens that are learned."""
         return int(self.has_label.sum())
 
 
 @dataclass(frozen=True)
 class Skipped:
-    """Examples that were left out: why, how many, and where the first of them is."""
+    """Skipped examples: the reason, the number, and the place of the first one."""
 
     reason: str
     count: int
@@ -62,7 +62,7 @@ class Skipped:
 
 @dataclass(frozen=True)
 class Examples:
-    """All examples of a text. num_cut: those that were longer than a sequence, and were cut."""
+    """All examples of a text. num_cut: number of examples cut to fit a sequence."""
 
     train: list[Example]
     held_out: list[Example]
@@ -76,16 +76,16 @@ def load_examples(
 ) -> Examples:  # fmt: skip
     """Reads and tokenises the examples of a file, or of all files of a folder.
 
-    Each line of a .jsonl file is an example: {"prompt": ..., "completion": ...}, of which the
-    completion is learned, {"messages": [...]}, of which the turns of the assistant are, or
-    {"text": ...}. Any other file is one text. Texts that are longer than a sequence are cut into
-    several examples, which share the token between them; other examples end with the sequence.
+    Each line of a .jsonl file is an example: {"prompt": ..., "completion": ...}, where the
+    completion is learned, {"messages": [...]}, where the assistant's turns are learned, or
+    {"text": ...}. Any other file is one text. Texts longer than a sequence are cut into several
+    examples, which share the token at the cut; other examples are truncated.
 
     held_out: the fraction of examples, at the end, that is not used for training. skips: leaves
-    out examples with nothing to learn, and those of which nothing that is learned fits a sequence.
+    out examples with nothing to learn, or with nothing to learn within a sequence.
 
-    Raises: ValueError for a sequence_length below 1, a file that cannot be read, or a line that is
-        no example, by its number; without skips also for an example that would be left out.
+    Raises: ValueError for a sequence_length below 1, a file that cannot be read, or a line (by
+        number) that is not an example; without skips also for an example that would be left out.
     """
     gathered = _Gathered(path, sequence_length, skips)
     for file in find_text(path):
@@ -104,11 +104,11 @@ def stored_examples(
 ) -> Examples:  # fmt: skip
     """Returns the documents of token files as examples, all of whose tokens are learned.
 
-    Documents that are longer than a sequence are cut as `load_examples` cuts texts. All are read
-    into memory. held_out, skips: as there.
+    Documents longer than a sequence are cut as in `load_examples`. All are read into memory.
+    held_out, skips: as there.
 
     Raises: ValueError for a sequence_length below 1; for a token that is not below vocab_size; for
-        a file that is damaged; and without skips for a document of fewer than two tokens.
+        a damaged file; and without skips for a document of fewer than two tokens.
     """
     part = whole(tokens, vocab_size=vocab_size)
     starts = tokens.starts(np.arange(tokens.num_documents + 1, dtype=np.int64)).tolist()
@@ -120,7 +120,7 @@ def stored_examples(
 
 
 class _Gathered:
-    """Examples that were read so far, and those that were left out."""
+    """The examples read so far, and those left out."""
 
     def __init__(self, name: str, sequence_length: int, skips: bool) -> None:
         check_sequence_length(sequence_length)
@@ -130,7 +130,7 @@ class _Gathered:
         self._num_cut = 0
 
     def add(self, where: str, example: Example) -> None:
-        """Takes an example, as parts that fit a sequence, or leaves it out."""
+        """Adds an example, as parts that fit a sequence, or leaves it out."""
         num_places = example.num_places
         if example.num_labels < 1:
             self._leave_out(
@@ -142,7 +142,7 @@ class _Gathered:
             self._leave_out(
                 where, NO_ROOM,
                 f"the prompt has {int(example.has_label.argmax()) + 1} tokens, which leave none of "
-                f"a sequence of {self._length} for what is learned",
+                f"a sequence of {self._length} for learned tokens",
             )  # fmt: skip
         else:
             self._num_cut += num_places > self._length
@@ -166,7 +166,7 @@ class _Gathered:
 
 
 def _read(file: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Yields where each example is, and its fields."""
+    """Yields each example's place and fields."""
     try:
         if file.suffix != JSON_LINES:
             content = file.read_bytes()
@@ -182,7 +182,7 @@ def _read(file: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
 
 
 def _parse(where: str, line: bytes) -> Mapping[str, Any]:
-    """Returns the fields of a line that has those of one kind of example."""
+    """Returns the fields of a line; they must be those of one kind of example."""
     try:
         fields = parse_line(line)
         keys = ("prompt", "completion", "text", "messages")
@@ -221,9 +221,9 @@ def _fit(example: Example, sequence_length: int) -> list[Example]:
 def pack(
     examples: Sequence[Example], order: Sequence[int], sequence_length: int
 ) -> list[list[int]]:
-    """Returns the numbers of the examples of each sequence, for examples taken in an order.
+    """Packs examples in the given order; returns the numbers of the examples in each sequence.
 
-    Each goes into the oldest of the last _OPEN sequences that has room for it, else into a new one.
+    Each goes into the oldest of the last _OPEN sequences with enough room, else into a new one.
 
     Raises: ValueError for a sequence_length below 1, and for an example that is longer.
     """

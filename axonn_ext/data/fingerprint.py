@@ -1,4 +1,4 @@
-"""Digests of corpora, which ranks compare: of token files they read a sample."""
+"""Digests of corpora, which ranks compare; token files are only sampled."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from axonn_ext.spec.files.digests import WHOLE, sampled
 
 
 def fingerprint(corpus: Corpus | Examples) -> str:
-    """Returns how many tokens or examples there are, and a digest of them and of their weights.
+    """Returns the number of tokens or examples, and a digest of them and of their weights.
 
     Raises ValueError if a file is damaged.
     """

@@ -1,4 +1,4 @@
-"""Writes token files (see `indexed`), under other names until they are whole."""
+"""Writes token files (see `indexed`), under temporary names until they are complete."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ from axonn_ext.data.indexed import DTYPES, HEADER, MAGIC, VERSION
 from axonn_ext.spec.files.files import open_new
 from axonn_ext.spec.files.token_files import TokenFiles
 
-MOST_TOKENS = 2**31 - 1  # of a document: the index has lengths in int32
+MOST_TOKENS = 2**31 - 1  # per document: the index has lengths in int32
 _AT_ONCE = 1 << 20  # entries of the index
 
 
 def dtype_for(num_tokens: int) -> np.dtype[Any]:
-    """Returns the smallest type of the format for a vocabulary, as Megatron chooses it above u1."""
+    """Returns the format's smallest dtype for a vocabulary; above u1 as in Megatron."""
     if num_tokens <= 256:
         return np.dtype("u1")
     return np.dtype("<u2" if num_tokens < 65500 else "<i4")
 
 
 def remove_remains(files: TokenFiles) -> None:
-    """Removes what processes of this host that were killed have left of these files."""
+    """Removes temporary files left by killed processes of this host."""
     for path in files.all():
         mine = re.compile(re.escape(f".{path.name}.{_host()}.") + r"(\d{1,9})\.(tmp|len)")
         for name in os.listdir(path.parent):
@@ -43,9 +43,9 @@ def remove_remains(files: TokenFiles) -> None:
 
 
 class IndexedWriter:
-    """Writes the files of a corpus; a context manager that removes what is not finished.
+    """Writes the files of a corpus; a context manager that removes unfinished files.
 
-    Memory does not grow with the corpus: the lengths of documents wait in a file of their own.
+    Memory does not grow with the corpus: document lengths are kept in a temporary file.
     """
 
     def __init__(self, files: TokenFiles, dtype: np.dtype[Any]) -> None:
@@ -79,21 +79,21 @@ class IndexedWriter:
         for stream in self._open_files:
             try:
                 stream.close()
-            except OSError:  # what is buffered no longer fits; the file is gone anyway
+            except OSError:  # the buffer cannot be flushed; the file is removed anyway
                 continue
 
     def add(self, tokens: NDArray[Any], lengths: NDArray[np.int64]) -> None:
-        """Adds tokens, and the lengths of the documents that end among them."""
+        """Adds tokens and the lengths of the documents that end among them."""
         self._tokens.write(tokens.astype(self._dtype, copy=False).tobytes())
         self._lengths.write(lengths.astype("<i4").tobytes())
         self.num_tokens += len(tokens)
         self.num_documents += len(lengths)
 
     def finish(self, description: dict[str, Any]) -> None:
-        """Writes the index and the description, and gives all files their names.
+        """Writes the index and the description, and gives all files their final names.
 
-        An .idx comes last, and an old one goes first, so that one is never beside tokens that it
-        does not describe. If one of the names cannot be given, the old files have theirs again.
+        An old .idx is removed first and the new one comes last, so that it always describes the
+        tokens next to it. If a file cannot be renamed, the old files get their names back.
         """
         for stream in self._open_files:
             stream.flush()
@@ -155,7 +155,7 @@ def _host() -> str:
 
 
 def _beside(path: Path, ending: str) -> Path:
-    """Returns a hidden name beside a file, of this process alone."""
+    """Returns a hidden name next to a file, unique to this process."""
     return path.with_name(f".{path.name}.{_host()}.{os.getpid()}.{ending}")
 
 
@@ -164,16 +164,16 @@ def _runs(process: int) -> bool:
         os.kill(process, 0)
     except ProcessLookupError:
         return False
-    except (OSError, OverflowError):  # it is another user's
+    except (OSError, OverflowError):  # another user's
         return True
     return process != os.getpid()
 
 
 @contextmanager
 def _without_signals() -> Iterator[None]:
-    """Within it, signals that would end the command are dropped: all the work is done.
+    """Ignores signals that would end the command inside the block: all the work is done.
 
-    Only the main thread can do so, and only it is interrupted by them.
+    Only the main thread can do this, and only it is interrupted by signals.
     """
     if threading.current_thread() is not threading.main_thread():
         yield

@@ -28,11 +28,11 @@ _FLOATS = (6, 7)
 
 @dataclass(frozen=True)
 class _Index:
-    """The arrays of an .idx, as they lie in the file: mapped, and read only where they are used.
+    """The memory-mapped arrays of an .idx, read only where they are used.
 
-    lengths     of each sequence, its tokens
-    pointers    of each sequence, the byte in the .bin where it begins
-    documents   of each document, its first sequence; one more entry has the number of sequences
+    lengths     for each sequence, its number of tokens
+    pointers    for each sequence, the byte in the .bin where it begins
+    documents   for each document, its first sequence; then the number of sequences
     """
 
     dtype: np.dtype[Any]
@@ -45,10 +45,10 @@ class _Index:
 class IndexedTokens:
     """The tokens of PREFIX.bin.
 
-    Opening reads a few hundred bytes. Tokens are read (pread) where they are asked for, so that
-    they never count as memory of this process; the index is mapped.
+    Opening reads a few hundred bytes. Tokens are read (pread) on demand, so that they never count
+    as this process's memory; the index is mapped.
 
-    Raises: ValueError, with the name of the file, if one is missing, cut off, or of another kind.
+    Raises: ValueError, with the file's name, if a file is missing, truncated or of another format.
     """
 
     def __init__(self, files: TokenFiles) -> None:
@@ -82,7 +82,7 @@ class IndexedTokens:
         size = self._index.dtype.itemsize
         self._check_sequences(start * size, (start + count) * size)
         parts, offset, end = [], start * size, (start + count) * size
-        while offset < end:  # one call returns at most 2 GB
+        while offset < end:  # each call returns at most 2 GB
             try:
                 part = os.pread(self._descriptor, end - offset, offset)
             except OSError as error:
@@ -119,10 +119,10 @@ class IndexedTokens:
     def _check_sequences(self, begin: int, end: int) -> None:
         """Raises ValueError if the sequences of these bytes do not follow each other in the .bin.
 
-        Only those that are read are looked at, since an index may have gigabytes.
+        Only sequences that are read are checked, since an index may have gigabytes.
         """
         index = self._index
-        # The mapped array may be unaligned, of which np.searchsorted would make a copy.
+        # The mapped array may be unaligned, and np.searchsorted would copy it.
         first = max(0, bisect.bisect_right(index.pointers, begin) - 1)
         last = bisect.bisect_left(index.pointers, end, lo=first)
         begins = index.pointers[first:last]
@@ -139,11 +139,11 @@ class IndexedTokens:
 
 
 def _read_index(files: TokenFiles, stream: BinaryIO, bin_bytes: int) -> _Index:
-    """Maps the index and checks what can be checked without reading it."""
+    """Maps the index and checks it as far as possible without reading it."""
     header = stream.read(HEADER.size)
     if len(header) < HEADER.size or not header.startswith(MAGIC):
         raise ValueError(
-            f"{files.idx} is no index of tokens: expected its first bytes to be MMIDIDX, as "
+            f"{files.idx} is not a token index: expected its first bytes to be MMIDIDX, as "
             "axonn-ext tokenize and Megatron write them"
         )
     _, version, code, num_sequences, num_entries = HEADER.unpack(header)
@@ -158,7 +158,7 @@ def _read_index(files: TokenFiles, stream: BinaryIO, bin_bytes: int) -> _Index:
         raise ValueError(f"{files.idx}: expected at least one index of a document, got none")
     needed = HEADER.size + 12 * num_sequences + 8 * num_entries
     size = os.fstat(stream.fileno()).st_size
-    if size not in (needed, needed + num_sequences):  # multimodal files have a byte a sequence more
+    if size not in (needed, needed + num_sequences):  # multimodal: one more byte per sequence
         raise ValueError(
             f"{files.idx} is not whole: expected {needed:,} bytes for {num_sequences:,} sequences "
             f"and {num_entries:,} indices of documents, got {size:,}"

@@ -1,4 +1,4 @@
-"""Mixtures of several corpora by weight, exact in every block of sequences, and without state."""
+"""Stateless mixtures of several corpora by weight, exact in every block of sequences."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from axonn_ext.data.orders import Order
 from axonn_ext.data.permutation import MIXTURE, Permutation
 
-BLOCK = 1024  # sequences in which each source has its whole share
+BLOCK = 1024  # number of sequences in which each source has its exact share
 
 
 def parse_mixture(text: str) -> tuple[tuple[str, float], ...]:
@@ -37,10 +37,10 @@ def parse_mixture(text: str) -> tuple[tuple[str, float], ...]:
 def shares(weights: Sequence[float], total: int = BLOCK) -> list[int]:
     """Returns whole numbers in the ratio of the weights that sum to `total`.
 
-    Each is its exact share rounded down; what is left goes one by one to those with the largest
-    remainders, of equal ones to the first.
+    Each is its exact share rounded down; the rest goes one by one to those with the largest
+    remainders, and to the first of equal ones.
     """
-    # By a power of two, which changes no share, so that neither the sum nor a quotient overflows.
+    # Scale by a power of two, so that neither the sum nor a quotient overflows; no share changes.
     exponent = math.frexp(max(weights))[1]
     weights = [math.ldexp(weight, -exponent) for weight in weights]
     scale = total / math.fsum(weights)
@@ -53,12 +53,12 @@ def shares(weights: Sequence[float], total: int = BLOCK) -> list[int]:
 
 
 class Mixture:
-    """Sequences of several orders, each of which has `shares[i]` of every BLOCK sequences.
+    """Sequences of several orders, of which order i has `shares[i]` of every BLOCK sequences.
 
     In block b the Permutation of BLOCK with the key (seed, MIXTURE, b) sends place r to a number;
-    the first shares[0] numbers are the first source's, and so on. So how many sequences of a
-    source came before a place is known without going through them, and each source runs through
-    its own sequences 0, 1, 2, ... in turn.
+    the first shares[0] numbers are the first source's, and so on. So the number of a source's
+    sequences before any place is known without iteration, and each source runs through its own
+    sequences 0, 1, 2, ... in turn.
 
     Raises: ValueError for shares that do not sum to BLOCK, or a source without a share.
     """
@@ -87,7 +87,7 @@ class Mixture:
         rows = np.empty((count, self.sequence_length + 1), dtype=np.int64)
         for index, look in enumerate(looks):
             mine = np.flatnonzero(sources == index)
-            if len(mine):  # their numbers follow each other
+            if len(mine):  # with consecutive numbers
                 rows[mine] = look(int(numbers[mine[0]]), len(mine))
         return rows
 

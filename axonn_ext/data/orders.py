@@ -15,15 +15,15 @@ from axonn_ext.data.chunk_ends import kept
 from axonn_ext.data.permutation import DOCUMENTS, SEQUENCES, Permutation
 from axonn_ext.data.tokens import Part, document_note
 
-CHUNK = 1024  # documents of an epoch's order, for which one number is kept
-KEPT_FROM = 1 << 20  # documents, whose lengths take a quarter of a second to look up
-_CHUNKS_AT_ONCE = 64  # whose lengths are looked up together
-_SEQUENCES_AT_ONCE = 32  # whose chunks are looked up together
-_PHILOX_WORDS = 4  # the 64-bit words that Philox draws for one counter
+CHUNK = 1024  # documents of an epoch's order for which one number is kept
+KEPT_FROM = 1 << 20  # documents; their lengths take a quarter of a second to look up
+_CHUNKS_AT_ONCE = 64  # chunks whose lengths are looked up together
+_SEQUENCES_AT_ONCE = 32  # sequences whose chunks are looked up together
+_PHILOX_WORDS = 4  # number of 64-bit words that Philox draws per counter
 
 
 class Order(Protocol):
-    """An order of sequences without an end."""
+    """An endless order of sequences."""
 
     sequence_length: int
 
@@ -32,7 +32,7 @@ class Order(Protocol):
         ...
 
     def documents(self, first: int, count: int) -> NDArray[np.int64]:
-        """Returns a number for each of their tokens, which changes where a document begins."""
+        """Returns a number for each of these tokens, which changes where a document begins."""
         ...
 
 
@@ -66,12 +66,12 @@ class RandomWindows:
             drawn.append(_philox((self._seed, step), (place, self._source), here))
             first += here
         num_starts = self._part.count - self.sequence_length
-        # The modulo makes no start more likely than another by a share above num_starts / 2**64.
+        # The modulo bias is at most num_starts / 2**64.
         return (np.concatenate(drawn) % np.uint64(num_starts)).astype(np.int64)
 
 
 class ShuffledDocuments:
-    """All documents once an epoch, cut into sequences, both in orders of the epoch's own.
+    """All documents once per epoch, cut into sequences; each epoch orders both anew.
 
     The documents of epoch e stand in the order of the Permutation with the key (seed, DOCUMENTS,
     e, source), one after the other. Stretch q of that stream is its tokens q S .. (q + 1) S, so
@@ -99,7 +99,7 @@ class ShuffledDocuments:
     def _rows(
         self, first: int, count: int, look: Callable[[_Epoch, NDArray[np.int64]], NDArray[np.int64]]
     ) -> NDArray[np.int64]:
-        """Returns what `look` finds in the stretches of each epoch."""
+        """Returns the results of `look` for the stretches of each epoch."""
         rows = [np.empty((0, self.sequence_length + 1), dtype=np.int64)]
         end = first + count
         while first < end:
@@ -124,9 +124,9 @@ class ShuffledDocuments:
 class _Epoch:
     """The documents of a part in the order of one epoch, as one stream of tokens.
 
-    Where a document lies in the stream follows from the lengths of all before it. Of their sums
-    only every CHUNK-th is kept; they are computed once, when the epoch is first read, and kept next
-    to the corpus if it lies in files.
+    A document's position in the stream is the sum of the lengths before it. Only every CHUNK-th sum
+    is kept; they are computed once, when the epoch is first read, and stored next to the corpus if
+    it lies in files.
     """
 
     def __init__(self, part: Part, number: int, key: tuple[int, ...], sequence_length: int) -> None:
@@ -142,12 +142,12 @@ class _Epoch:
         return np.stack([np.concatenate(row) for row in rows])
 
     def documents(self, stretches: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Returns a number for each token of these stretches, another one for each document."""
+        """Returns a number for each token of these stretches, different for each document."""
         rows = [np.array(row, dtype=np.int64) for row in self._find(stretches)]
         return np.stack([np.repeat(row[:, 0], row[:, 2]) for row in rows])
 
     def _find(self, stretches: NDArray[np.int64]) -> list[list[_Piece]]:
-        """Returns the pieces of documents that each of these stretches is made of."""
+        """Returns the pieces of documents that make up each of these stretches."""
         if self._ends is None:
             part, (seed, _, _, source) = self._part, self._key
             depends_on = (CHUNK, seed, source, part.first_document, part.num_documents)
@@ -165,14 +165,14 @@ class _Epoch:
         places = (chunks[:, None] * CHUNK + np.arange(CHUNK)).reshape(-1)
         starts, lengths = self._documents(places[places < self._part.num_documents])
         sums = np.cumsum(lengths)
-        # Chunks were left out: each begins where the table says, not where the one before ended.
+        # Chunks may be missing in between: each begins where the table says.
         begins = np.where(chunks > 0, ends[chunks - 1], 0)
         before = np.concatenate([[0], sums[CHUNK - 1 :: CHUNK]])[: len(chunks)]
         sums += np.repeat(begins - before, CHUNK)[: len(sums)]
         return _Places(starts, sums - lengths, sums)
 
     def _pieces(self, begin: int, documents: _Places) -> list[_Piece]:
-        """Returns the pieces of the stretch from there, of documents that were looked up."""
+        """Returns the pieces of the stretch at `begin`, from documents that were looked up."""
         pieces, end = [], begin + self._length + 1
         index = int(np.searchsorted(documents.ends, begin, side="right"))
         while begin < end:
@@ -186,7 +186,7 @@ class _Epoch:
         return pieces
 
     def _documents(self, places: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Returns the first tokens, and the lengths, of documents by their place in the order."""
+        """Returns the first tokens and the lengths of documents, by their place in the order."""
         part = self._part
         documents = self._order.apply(places) + part.first_document
         starts = part.tokens.starts(documents)
@@ -216,7 +216,7 @@ class _Epoch:
 
 
 class _Piece(NamedTuple):
-    """Of a document that was looked up: its number, and tokens from a place in the part."""
+    """A piece of a document: its number among those looked up, and tokens of the part."""
 
     number: int
     place: int
@@ -224,7 +224,7 @@ class _Piece(NamedTuple):
 
 
 class _Places(NamedTuple):
-    """Of documents: the first token in the corpus, and where each begins and ends in the stream."""
+    """Each document's first token in the corpus, and its begin and end in the stream."""
 
     starts: NDArray[np.int64]
     begins: NDArray[np.int64]
@@ -239,7 +239,7 @@ def windows(part: Part, starts: NDArray[np.int64], sequence_length: int) -> NDAr
 
 
 def check_sequence_length(sequence_length: int) -> None:
-    """Raises ValueError for a sequence of no tokens."""
+    """Raises ValueError for a sequence_length below 1."""
     if sequence_length < 1:
         raise ValueError(f"sequence_length must be >= 1, got {sequence_length}")
 
@@ -258,7 +258,7 @@ def check_length(part: Part, sequence_length: int, kind: str, *, note: str = "")
 
 
 def _philox(key: tuple[int, int], counter: tuple[int, int], count: int) -> NDArray[np.uint64]:
-    """Draws 64 bits for each of `count` counters, of which the first word grows by 1."""
+    """Draws 64 bits for each of `count` counters, whose first word increases by 1."""
     generator = np.random.Philox(
         key=np.array(key, dtype=np.uint64), counter=np.array([*counter, 0, 0], dtype=np.uint64)
     )

@@ -1,4 +1,4 @@
-"""Batches of sequences that have several examples each, none of which sees another.
+"""Batches of sequences that each pack several examples, which do not attend to each other.
 
 Legend as in batches.py.
 """
@@ -21,15 +21,15 @@ from axonn_ext.spec.goldfish import Goldfish
 
 
 class PackedBatches:
-    """All examples once an epoch, in an order of the epoch's own, packed into sequences.
+    """All examples once per epoch, in a new order each epoch, packed into sequences.
 
-    The examples of epoch e stand in the order of the Permutation with the key (seed, EXAMPLES, e).
-    Sequences follow each other over the epochs' ends; step t has those from t B on. A resumed run
-    needs only the step, though it packs the epochs before it again. goldfish: drops labels, the
-    same ones of an example wherever it is packed; prompts count as tokens before them.
+    Epoch e has the examples in the order of the Permutation with the key (seed, EXAMPLES, e).
+    Sequences continue across epoch ends; step t has those from t B on. A resumed run needs only
+    the step, though it packs the epochs before it again. goldfish: drops labels, always the same
+    ones of an example wherever it is packed; prompts count as preceding tokens.
 
-    epochs: all sequences after so many are empty, so that each example is seen exactly so often
-    in the first num_steps steps; 0: there is no end.
+    epochs: number of epochs after which all sequences are empty, so that each example is seen
+    exactly `epochs` times in the first num_steps steps; 0: no end.
     """
 
     def __init__(
@@ -47,8 +47,8 @@ class PackedBatches:
         self._examples, self._length, self._seed = examples, sequence_length, seed
         self._goldfish, self._epochs = goldfish, epochs
         self._shares = BatchShares(batch_size, num_micro_batches, group or RowGroup())
-        self._ends: list[int] = []  # of the epochs that were packed, in sequences
-        self._packed: dict[int, list[list[int]]] = {}  # two of them: a step may have of both
+        self._ends: list[int] = []  # of the packed epochs, in sequences
+        self._packed: dict[int, list[list[int]]] = {}  # two epochs, as a step may span both
         self.num_micro_batches = num_micro_batches
         self.tokens_per_step = batch_size * sequence_length
         self.shift = 0
@@ -60,20 +60,20 @@ class PackedBatches:
         return _batch(self._examples, numbers, self._length, self._goldfish)
 
     def num_labels(self, step: int) -> float:
-        """Returns the labels of all sequences of a step, on all ranks, before any are dropped."""
+        """Returns the number of labels in a step, over all ranks, before any are dropped."""
         size = self._shares.batch_size
         first = step * size + self.shift
         numbers = (self._sequence(first + place) for place in range(size))
         return float(sum(self._examples[n].num_labels for each in numbers for n in each))
 
     def num_sequences(self, epochs: int) -> int:
-        """Returns the sequences of so many epochs."""
+        """Returns the number of sequences in `epochs` epochs."""
         while len(self._ends) < epochs:
             self._pack(len(self._ends))
         return self._ends[epochs - 1] if epochs else 0
 
     def num_steps(self, epochs: int) -> int:
-        """Returns the steps after which so many epochs have been read."""
+        """Returns the number of steps after which `epochs` epochs have been read."""
         return -(-self.num_sequences(epochs) // self._shares.batch_size)
 
     def _sequence(self, number: int) -> list[int]:
@@ -97,9 +97,9 @@ class PackedBatches:
 
 
 class PackedEvaluation:
-    """The first held-out examples, packed in their order, the same at every evaluation.
+    """The first held-out examples, packed in order, the same at every evaluation.
 
-    There are at most num_batches batches; the last may have sequences without an example.
+    There are at most num_batches batches; the last may have sequences without examples.
     """
 
     def __init__(
@@ -131,7 +131,7 @@ def _batch(
     examples: Sequence[Example], packed: Sequence[Sequence[int]], length: int,
     goldfish: Goldfish | None = None,
 ) -> Batch:  # fmt: skip
-    """Returns sequences of these examples; what is left of one is a document without labels."""
+    """Returns sequences of these examples; the padding is a document without labels."""
     shape = (len(packed), length)
     tokens, documents = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
     labels = np.full(shape, IGNORE_INDEX, np.int64)
@@ -149,7 +149,7 @@ def _batch(
 
 
 def _labels(examples: Sequence[Example], goldfish: Goldfish | None) -> list[TokenArray]:
-    """Returns each example's labels of all tokens but the last, those of the prompt included."""
+    """Returns each example's labels for all tokens but the last, including the prompt's."""
     if goldfish is None or not examples:
         return [example.tokens[1:] for example in examples]
     sizes = np.array([len(example.tokens) for example in examples])

@@ -1,6 +1,6 @@
 """Permutations of [0, n) that are computed place by place, from a seed, without a table.
 
-docs/data.md writes this function down, so that others can compute it: change neither alone.
+docs/data.md specifies this function, so that others can compute it: always change both.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ NUM_ROUNDS = 8
 _MASK = 2**64 - 1
 _GOLDEN = 0x9E3779B97F4A7C15  # 2**64 over the golden ratio, as in SplitMix64
 _FACTORS = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)  # of SplitMix64's last step
-# Different uses of one seed; the second word of a key.
+# The second word of a key; distinguishes uses of one seed.
 DOCUMENTS, MIXTURE, EXAMPLES, SEQUENCES = 1, 2, 3, 4
 
 
 class Permutation:
-    """A permutation of [0, size), which depends on size and on the words of its key.
+    """A permutation of [0, size), determined by the size and the words of its key.
 
     A Feistel network of 8 rounds over pairs (high, low) with a * b >= size values, where a is the
-    root of the size, rounded up, and b the least that suffices. A value that falls outside of
-    [0, size) is sent through the network again ("cycle walking"; fewer than a values do).
+    square root of the size, rounded up, and b is as small as possible. A value outside of [0, size)
+    goes through the network again ("cycle walking"; fewer than a values do).
     Source: Black and Rogaway, Ciphers with Arbitrary Finite Domains, 2002, section 4.
 
     size: 1 to 2**62. key: whole numbers >= 0, below 2**64.
@@ -60,7 +60,7 @@ class Permutation:
 
 
 def _mix(word: int) -> int:
-    """Returns the last step of SplitMix64 (Steele, Lea and Flood 2014) of a 64-bit word."""
+    """Returns the last step of SplitMix64 (Steele, Lea and Flood 2014) for a 64-bit word."""
     word &= _MASK
     word = ((word ^ (word >> 30)) * _FACTORS[0]) & _MASK
     word = ((word ^ (word >> 27)) * _FACTORS[1]) & _MASK
@@ -79,6 +79,6 @@ def _drawn(values: NDArray[np.uint64], key: int, below: int) -> NDArray[np.uint6
 
 
 def _add(values: NDArray[np.uint64], drawn: NDArray[np.uint64], size: int) -> NDArray[np.uint64]:
-    """Returns the sums modulo size, of numbers below it."""
+    """Returns the sums modulo `size` of numbers below it."""
     sums = values + drawn
     return np.where(sums >= size, sums - np.uint64(size), sums)

@@ -1,4 +1,4 @@
-"""Runs a function over many items in processes of its own, with the results in order."""
+"""Runs a function over many items in separate processes, with the results in order."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from typing import Any, NoReturn, TypeVar
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
-# What a process runs; its arguments are a descriptor and the places of modules.
+# The program of each process; its arguments are a file descriptor and the module search path.
 _PROGRAM = (
     "import sys; sys.path[:] = sys.argv[2:]; "
     "from axonn_ext.data.processes import serve; serve(int(sys.argv[1]))"
 )
-_AHEAD = 4  # items per process that may be done before the first of them is asked for
+_AHEAD = 4  # items per process that may be finished ahead of the consumer
 
 
 def ordered_results(
@@ -25,11 +25,11 @@ def ordered_results(
     """Yields the result for each item, in the order of the items.
 
     open_work: makes the function, once in each process; it and the items are pickled. With one
-    process, or one item, all runs in this one. The processes end when the iterator is closed, and
-    with this one.
+    process or one item, everything runs in this process. The processes end when the iterator is
+    closed, or when this process ends.
 
-    Raises: ValueError as the function raised it, in the order of the items; ChildProcessError for
-        a process that has died.
+    Raises: ValueError as raised by the function, in the order of the items; ChildProcessError if a
+        process died.
     """
     processes = min(processes, len(items))
     if processes <= 1:
@@ -45,7 +45,7 @@ def ordered_results(
 
 
 class _Pool:
-    """Processes that are new programs, so that none has another's pipe, or threads of this one."""
+    """Freshly started processes, which inherit neither pipes of the others nor threads."""
 
     def __init__(self, open_work: Callable[[], Any], count: int) -> None:
         self._processes: dict[Connection, subprocess.Popen[bytes]] = {}
@@ -59,7 +59,7 @@ class _Pool:
     def _start(self, open_work: Callable[[], Any]) -> None:
         ours, theirs = Pipe()
         with theirs:
-            # In a session of its own, since Ctrl-C is for this process, which ends the others.
+            # In a separate session: Ctrl-C should reach only this process, which ends the others.
             process = subprocess.Popen(
                 [sys.executable, "-c", _PROGRAM, str(theirs.fileno()), *sys.path],
                 pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, start_new_session=True,
@@ -112,8 +112,8 @@ class _Pool:
         return fine, result
 
     def _died(self, connection: Connection) -> NoReturn:
-        code = self._processes[connection].wait()  # nothing else closes its end
-        reason = f"of signal {-code}" if code < 0 else f"with status {code}"
+        code = self._processes[connection].wait()  # only its exit closes its end
+        reason = f"by signal {-code}" if code < 0 else f"with status {code}"
         raise ChildProcessError(
             f"a process that was started here has ended {reason}; if memory has run out, fewer "
             "processes need less"
@@ -121,7 +121,7 @@ class _Pool:
 
 
 def serve(descriptor: int) -> None:
-    """Answers items until the other end is closed, which also happens when that process ends."""
+    """Processes items until the other end is closed, which also happens when that process ends."""
     connection: Connection = Connection(descriptor)
     try:
         open_work = connection.recv()

@@ -1,6 +1,6 @@
-"""Turns prompts, texts and chats into token ids, for all commands by one rule.
+"""Turns prompts, texts and chats into token ids, by the same rules in all commands.
 
-docs/finetuning.md#special-tokens has the rule.
+docs/finetuning.md#special-tokens has the rules.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from axonn_ext.data.vocabulary import TokenizerVocabulary, Vocabulary
 
 
 class Prompts:
-    """Encodes what a model reads and learns.
+    """Encodes the text that a model reads and learns.
 
-    model      the folder of the model, which says what ends a generated text; None: none does
-    today      the date that chat templates are told; None: this day's
-    end_id     the id that ends a text that is learned; None: none does
+    model      the folder of the model, whose files may set stop_ids; else the tokenizer's eos does
+    today      the date for chat templates; None: the current date
+    end_id     the id that ends a learned text; None: no such id
     stop_ids   the ids that end a generated text
 
-    Raises: ValueError for a file in the model's or the tokenizer's folder that cannot be read.
+    Raises: ValueError for an unreadable file in the model's or the tokenizer's folder.
     """
 
     def __init__(
@@ -47,25 +47,25 @@ class Prompts:
         self.end_id = eos if eos in stops else next(iter(stops), None)
 
     def prompt(self, text: str) -> list[int]:
-        """Returns the ids of a text that goes on: without what the tokenizer puts behind texts.
+        """Returns the ids of a text to be continued, without the tokenizer's suffix.
 
-        What it puts before them is not repeated if the text itself begins with it.
+        The tokenizer's prefix is not repeated if the text itself begins with it.
         """
         return self.document(text.encode())
 
     def document(self, text: bytes) -> list[int]:
-        """Returns what `prompt` does, of a text that need not be UTF-8 for the vocabulary bytes."""
+        """Same as `prompt` for bytes, which must be UTF-8 except with the vocabulary bytes."""
         ids = self.vocabulary.encode(text).tolist()
         return ids if ids[: len(self._front)] == self._front else self._front + ids
 
     def text(self, text: str) -> list[int]:
-        """Returns the ids of a whole text, with end_id as the last."""
+        """Returns the ids of a whole text, ending with end_id."""
         return self._ended(self.prompt(text))
 
     def completed(self, prompt: str, completion: str) -> tuple[list[int], int]:
-        """Returns the ids of a prompt and its completion, and how many of them are the prompt's.
+        """Returns the ids of a prompt and its completion, and the number of ids in the prompt.
 
-        Both are encoded together, unless that changes the prompt's last token.
+        Both are encoded together, unless this changes the prompt's last token.
         """
         given, ids = self.prompt(prompt), self.prompt(prompt + completion)
         if ids[: len(given)] != given:
@@ -73,13 +73,13 @@ class Prompts:
         return self._ended(ids), len(given)
 
     def chat(self, fields: Mapping[str, Any]) -> tuple[list[int], NDArray[np.bool_]]:
-        """Returns the ids of a line with messages, and which of them the assistant says.
+        """Returns the ids of a line with messages, and which of them are the assistant's.
 
-        Raises: ValueError for a line or a template that cannot be.
+        Raises: ValueError for an invalid line or template.
         """
         text, spans = self._templates.learned(Chat.of(fields))
         ids, places = self._tokenizer.encode_placed(text)
-        # A space at the edge of a token does not count as its place: one of spaces alone has none.
+        # Spaces at the edges of a token do not count for its place; if all are spaces, it has none.
         begins, ends = np.array(places, dtype=np.int64).reshape(-1, 2).T
         begins = np.minimum(begins, ends - 1)
         learned = np.zeros(len(ids), dtype=np.bool_)
@@ -88,11 +88,11 @@ class Prompts:
         return ids, learned
 
     def chat_prompt(self, fields: Mapping[str, Any]) -> tuple[str, list[int]]:
-        """Returns the text and the ids with which the assistant's next turn begins.
+        """Returns the text and the ids that prompt the assistant's next turn.
 
-        A turn of the assistant at the end of the messages is left out, as it is what shall be said.
+        A final turn of the assistant is left out, since it is to be generated.
 
-        Raises: ValueError for a line or a template that cannot be.
+        Raises: ValueError for an invalid line or template.
         """
         text = self._templates.text(Chat.of(fields).prompt, opens=True)
         return text, self._tokenizer.encode_placed(text)[0]

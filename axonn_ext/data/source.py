@@ -6,8 +6,8 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-# Python comes with 30 MB of sources. This part is enough that a small model cannot memorise it.
-# Text that the user names is read as a whole unless the user sets a limit.
+# Python comes with 30 MB of sources. This part is large enough that a small model cannot memorise
+# it. Text that the user names is read completely unless the user sets a limit.
 DEFAULT_TEXT_BYTES = 8_000_000
 _JSON_LINES = "JSON lines, in a file whose name ends in .jsonl"
 _OTHER_FORMATS = {
@@ -25,7 +25,7 @@ def python_sources() -> list[Path]:
     root = Path(sysconfig.get_paths()["stdlib"])
     found: list[Path] = []
     for folder, below, names in os.walk(root):
-        # Not looked through: site-packages may hold a hundred thousand files.
+        # Not searched: site-packages may hold a hundred thousand files.
         below[:] = [name for name in below if name not in _NOT_LIBRARY_CODE]
         found += [Path(folder, name) for name in names if name.endswith(".py")]
     return sorted(found)
@@ -36,8 +36,8 @@ def find_text(path: str) -> list[Path]:
 
     A folder is searched recursively; hidden files, whose names start with a dot, are left out.
 
-    Raises: ValueError if the path does not exist, a folder holds no file, or a file's name says
-        that it is no text.
+    Raises: ValueError if the path does not exist, a folder has no files, or a file's suffix shows
+        that it is not text.
     """
     if not path:
         return python_sources()
@@ -60,7 +60,7 @@ def find_text(path: str) -> list[Path]:
 
 
 def check_utf8(content: bytes, file: Path, *, first: int = 0, cut: bool = False) -> None:
-    """Raises ValueError for bytes that are no UTF-8, which tokenizers files need.
+    """Raises ValueError for bytes that are not UTF-8, which tokenizers files need.
 
     first: where the content begins in the file. cut: its last character may be incomplete.
     """
@@ -70,7 +70,7 @@ def check_utf8(content: bytes, file: Path, *, first: int = 0, cut: bool = False)
         if cut and error.end == len(content) and error.reason == "unexpected end of data":
             return
         raise ValueError(
-            f"{file} is no text in UTF-8: byte {first + error.start:,} is "
+            f"{file} is not UTF-8 text: byte {first + error.start:,} is "
             f"{content[error.start]:#04x}; only the vocabulary bytes takes any file"
         ) from None
 
@@ -84,15 +84,15 @@ def expand_home(path: str) -> Path:
 
 
 def read_documents(files: list[Path], max_bytes: int) -> Iterator[bytes]:
-    """Yields the content of each file until `max_bytes` are read (0: all of them).
+    """Yields the content of each file until `max_bytes` are read (0: no limit).
 
-    Raises: ValueError when a file cannot be read.
+    Raises: ValueError if a file cannot be read.
     """
     left = max_bytes if max_bytes > 0 else None
     for file in files:
         try:
             with file.open("rb") as stream:
-                # `read` allocates its buffer first, so it is not asked for more than the file has.
+                # `read` allocates its buffer first, so never request more than the file has.
                 size = os.fstat(stream.fileno()).st_size
                 content = stream.read() if left is None else stream.read(min(left, size))
         except OSError as error:

@@ -1,4 +1,4 @@
-"""The vocabulary of a run: the one that is named, or that in which its token files are written."""
+"""The vocabulary of a run: the named one, or the one of its token files."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ def vocabulary_of(
 ) -> Vocabulary | StoredVocabulary:
     """Returns the vocabulary of all sources.
 
-    name: the key data.vocabulary. Token files that axonn-ext tokenize wrote say theirs, which must
-    be this one, or replaces "bytes" if there is no text. vocab_size: the model's, which is taken
-    for tokens of which nothing else is known; 0 is none.
+    name: the key data.vocabulary. Token files written by axonn-ext tokenize name their vocabulary,
+    which must be the same, or replaces "bytes" if there is no text. vocab_size: the model's, used
+    for tokens of unknown vocabulary; 0: unknown.
 
-    Raises: ValueError for sources of different vocabularies, or tokens of which none is known.
+    Raises: ValueError for sources with different vocabularies, or without a known one.
     """
     stored = list(_descriptions(sources))
     if name == BYTES and not any(source.is_text for source in sources):

@@ -1,4 +1,4 @@
-"""What a model's folder says about special tokens, chats and the ends of texts."""
+"""Reads special tokens, chat templates and stop ids from a model's folder."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ TOKENIZER = "tokenizer.json"
 GENERATION_CONFIG = "generation_config.json"
 TOKENIZER_CONFIG = "tokenizer_config.json"
 CHAT_TEMPLATE = "chat_template.jinja"
-MORE_TEMPLATES = "additional_chat_templates"  # a folder of them, each named like its file
-DEFAULT = "default"  # the name of the template that a tokenizer uses by itself
+MORE_TEMPLATES = "additional_chat_templates"  # a folder; each template is named after its file
+DEFAULT = "default"  # the name of the template that a tokenizer uses by default
 _CHAT_TEMPLATE = "chat_template"  # the key of TOKENIZER_CONFIG
 _SPECIAL = "additional_special_tokens"
 
 
 @dataclass(frozen=True)
 class TokenizerFiles:
-    """The files beside a tokenizer.
+    """The files next to a tokenizer.
 
-    special      the text of special tokens by their names, such as eos_token
-    templates    chat templates by their names
+    special      text of the special tokens by name, such as eos_token
+    templates    chat templates by name
     """
 
     special: Mapping[str, Any] = field(default_factory=dict)
@@ -33,7 +33,7 @@ class TokenizerFiles:
 
     @classmethod
     def of(cls, folder: Path) -> TokenizerFiles:
-        """Reads the files of a folder. Raises InputError for one that cannot be read."""
+        """Reads the files of a folder. Raises InputError if a file cannot be read."""
         config = _table(folder / TOKENIZER_CONFIG)
         special = _special(_table(folder / "special_tokens_map.json")) | _special(config)
         found = config.get(_CHAT_TEMPLATE)
@@ -52,9 +52,9 @@ class TokenizerFiles:
 
 
 def stop_ids(folder: Path) -> list[int]:
-    """Returns the ids that end a text (eos_token_id); none if the files name none.
+    """Returns the ids that end a text (eos_token_id); empty if the files name none.
 
-    Raises InputError for a file that cannot be read.
+    Raises InputError if a file cannot be read.
     """
     for name in (GENERATION_CONFIG, "config.json"):
         value = _table(folder / name).get("eos_token_id")

@@ -1,6 +1,6 @@
 """Turns a corpus of text into token files, the same bytes with any number of processes.
 
-Each process encodes units of the text (see `units`); this one writes them in their order.
+Each process encodes units of the text (see `units`); this process writes them in order.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from axonn_ext.spec.files.token_files import FORMAT, TokenFiles
 
 @dataclass(frozen=True)
 class TextCorpus:
-    """What is to be tokenized, and how.
+    """The text to tokenize, and how.
 
-    text           a file or a folder      field      of .jsonl files, that has the document
+    text           a file or a folder      field      of .jsonl files, with the document
     vocabulary     "bytes", or a JSON file of the tokenizers library
-    append_id      a token that ends each document; None: none
+    append_id      a token appended to each document; None: none
     """
 
     text: str
@@ -42,8 +42,8 @@ class TextCorpus:
 class Encoded:
     """The tokens of a unit, one document after the other.
 
-    lengths    of the documents, the first of which may have begun in an earlier unit
-    open       the last one goes on in a later unit
+    lengths    of the documents; the first may have begun in an earlier unit
+    open       whether the last document continues in a later unit
     """
 
     tokens: NDArray[Any]
@@ -55,7 +55,7 @@ class Encoded:
 class Tokenizing:
     """A corpus that is ready to be tokenized.
 
-    Raises: ValueError for a text, a vocabulary or an append_id that cannot be.
+    Raises: ValueError for an invalid text, vocabulary or append_id.
     """
 
     def __init__(self, corpus: TextCorpus) -> None:
@@ -78,7 +78,7 @@ class Tokenizing:
     ) -> dict[str, Any]:
         """Writes the token files, and returns their description.
 
-        advance: is told the bytes of text that were done.
+        advance: called with the number of bytes of text done.
 
         Raises: ValueError for a line without a document, or a text without tokens; OSError.
         """
@@ -114,11 +114,11 @@ class Tokenizing:
 def _whole_documents(
     results: Iterator[Encoded],
 ) -> Iterator[tuple[NDArray[Any], NDArray[np.int64], int]]:
-    """Yields tokens, the lengths of the documents that end among them, and bytes of text.
+    """Yields tokens, the lengths of the documents that end among them, and the bytes of text.
 
     Documents without tokens are left out.
     """
-    begun = 0  # tokens of a document that goes on
+    begun = 0  # tokens of the unfinished document
     for each in results:
         lengths = each.lengths
         if len(lengths):
@@ -133,8 +133,8 @@ def _whole_documents(
 
 def _open_work(corpus: TextCorpus, dtype: str) -> Callable[[Unit], Encoded]:
     """Returns the function that a process runs for each unit."""
-    # The library has threads of its own, which would compete with the other processes. It reads
-    # this variable itself; putenv changes what it sees.
+    # The library starts threads, which would compete with the other processes. It reads this
+    # variable natively, so putenv is needed.
     os.putenv("TOKENIZERS_PARALLELISM", "false")
     return partial(_encode, open_vocabulary(corpus.vocabulary), np.dtype(dtype), corpus.append_id)
 

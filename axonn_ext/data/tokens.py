@@ -1,4 +1,4 @@
-"""The tokens of a corpus, wherever they are: what each format offers, and stretches of it."""
+"""The tokens of a corpus in any format, and contiguous parts of it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Tokens(Protocol):
 
     @property
     def shelf(self) -> Shelf | None:
-        """Where tables of the orders of the documents are kept."""
+        """Where tables of document orders are kept."""
         ...
 
     def read(self, start: int, count: int) -> TokenArray:
@@ -30,12 +30,12 @@ class Tokens(Protocol):
         ...
 
     def starts(self, documents: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Returns the first token of each document; that of number num_documents is num_tokens."""
+        """Returns the first token of each document; for number num_documents it is num_tokens."""
         ...
 
 
 class ArrayTokens:
-    """Tokens that lie in memory, with the lengths of the documents (default: one document)."""
+    """Tokens in memory, with the lengths of the documents (default: one document)."""
 
     shelf = None
 
@@ -61,11 +61,11 @@ class ArrayTokens:
 
 @dataclass(frozen=True)
 class Part:
-    """A stretch of a corpus: what is trained on, or what is held out.
+    """A contiguous part of a corpus, for training or held out.
 
-    first, count                       of its tokens
-    first_document, num_documents      if it begins and ends with whole documents, else 0
-    vocab_size                         tokens that are not below it are refused; None: none are
+    first, count                       its tokens
+    first_document, num_documents      its documents, if it consists of whole ones, else 0
+    vocab_size                         tokens that are not below it are refused; None: no limit
     """
 
     tokens: Tokens
@@ -78,7 +78,7 @@ class Part:
     def documents(self, starts: NDArray[np.int64], count: int) -> NDArray[np.int64]:
         """Returns the numbers of the documents that tokens belong to, [len(starts), count].
 
-        starts: places in the part, from each of which `count` tokens, at least one, are meant.
+        starts: places in the part, at each of which a run of `count` >= 1 tokens begins.
         """
         begins = starts + self.first
         first, last = (self._documents_of(places) for places in (begins, begins + count - 1))
@@ -89,7 +89,7 @@ class Part:
         return rows
 
     def _documents_of(self, places: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Returns the document of each token, by its place in the corpus; by bisection."""
+        """Returns the document of each token, given its place in the corpus, by bisection."""
         low = np.zeros(len(places), dtype=np.int64)
         high = np.full(len(places), self.tokens.num_documents, dtype=np.int64)
         while (open_ := high - low > 1).any():
@@ -117,7 +117,7 @@ class Part:
 
 
 def document_note(part: Part) -> str:
-    """Returns what to add to the message that this part, cut by documents, is too short."""
+    """Returns a note for the message that this part, cut by documents, is too short."""
     if part.count or part.tokens.num_documents > 1:
         return ""
     count = "one document, which is" if part.tokens.num_documents else "no document: one would be"

@@ -1,7 +1,7 @@
-"""Cuts a corpus into units of work of a few MB, which depend on the text and on nothing else.
+"""Cuts a corpus into units of work of a few MB, which depend only on the text.
 
-A text file is one document; a .jsonl file has one in a field of each line. A file that is larger
-than a unit is cut where any process can find the cut by itself: lines belong to the stretch of
+A text file is one document; a .jsonl file has one in a field of each line. A file larger than a
+unit is cut where any process can find the cut independently: lines belong to the stretch of
 UNIT_BYTES in which they begin, and long texts are cut by `cut_after`.
 """
 
@@ -19,13 +19,13 @@ from axonn_ext.data.source import check_utf8
 UNIT_BYTES = 1 << 22
 JSON_LINES = ".jsonl"
 _WORDS = re.compile(rb"(?<=[A-Za-z]) (?=[A-Za-z])")
-# A line end between characters of UTF-8 that are no space: of several spaces, which of them belong
-# together depends on whether the text goes on.
+# A line end between UTF-8 characters that are not spaces: how a tokenizer groups several spaces
+# depends on whether the text continues.
 _LINES = re.compile(
     rb"(?<![\x00-\x20\x7f])(?<!\xc2[\x85\xa0])(?<!\xe1\x9a\x80)(?<!\xe2\x80[\x80-\x8a\xa8\xa9\xaf])"
     rb"(?<!\xe2\x81\x9f)(?<!\xe3\x80\x80)\n(?=[!-~\xc3-\xdf\xe4-\xf4])"
 )
-_BEFORE = 4  # bytes before a cut that decide about it
+_BEFORE = 4  # number of bytes before a cut that decide about it
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Files:
 
 @dataclass(frozen=True)
 class Stretch:
-    """The part of a file that belongs to the bytes first .. first + UNIT_BYTES - 1 of it."""
+    """The part of a file that belongs to its bytes first .. first + UNIT_BYTES - 1."""
 
     path: Path
     first: int
@@ -51,7 +51,7 @@ Unit = Files | Stretch
 
 @dataclass(frozen=True)
 class Piece:
-    """The text of a document, or a piece of it: whether the document begins and ends with it."""
+    """A document's text or a piece of it, and whether the document begins and ends there."""
 
     text: bytes
     begins: bool = True
@@ -59,7 +59,7 @@ class Piece:
 
 
 def find_units(files: list[Path], field: str) -> list[Unit]:
-    """Returns the units of files in their order. Raises ValueError for a file that is gone."""
+    """Returns the units of files in order. Raises ValueError for a file that is gone."""
     units: list[Unit] = []
     small: list[Path] = []
     small_bytes = 0
@@ -93,10 +93,10 @@ def find_units(files: list[Path], field: str) -> list[Unit]:
 
 
 def read_unit(unit: Unit, *, any_bytes: bool = True) -> Iterator[Piece]:
-    """Yields the documents of a unit, those that are longer than UNIT_BYTES in pieces.
+    """Yields the documents of a unit; documents longer than UNIT_BYTES come in pieces.
 
-    Raises: ValueError for a file that cannot be read, a line without a document, by its number,
-        and, if not any_bytes, a file that is not UTF-8.
+    Raises: ValueError for a file that cannot be read, for a line (by number) without a document,
+        and, unless any_bytes, for a file that is not UTF-8.
     """
     if isinstance(unit, Files):
         for path in unit.paths:
@@ -119,9 +119,9 @@ def read_unit(unit: Unit, *, any_bytes: bool = True) -> Iterator[Piece]:
 def cut_after(text: bytes | bytearray, start: int, end: int) -> int | None:
     """Returns the first place in [start, end) where a long text is cut; None if there is none.
 
-    It is before the space between two words of ASCII letters. Tokenizers that take a word with the
-    space before it, as all byte-level ones do, have a border there, so that cutting changes no
-    token. In a stretch without such words, it is after a single line end.
+    The cut is before the space between two words of ASCII letters. Tokenizers that join a word with
+    the space before it, as all byte-level ones do, have a token boundary there, so that cutting
+    changes no token. In a stretch without such words, the cut is after a single line end.
     """
     end = min(len(text), end)
     match = _WORDS.search(text, start, end)
@@ -150,9 +150,9 @@ def _opened(path: Path) -> BinaryIO:
 
 
 def _text(stream: BinaryIO, unit: Stretch) -> Iterator[tuple[int, Piece]]:
-    """Yields what lies between the cut of this stretch and that of the next which has one.
+    """Yields the text from this stretch's cut to the cut of a later stretch, with its first byte.
 
-    With it comes the byte of the file where it begins.
+    Yields nothing if this stretch has no cut.
     """
     back = min(_BEFORE, unit.first)
     stream.seek(unit.first - back)
@@ -163,7 +163,7 @@ def _text(stream: BinaryIO, unit: Stretch) -> Iterator[tuple[int, Piece]]:
         if cut is None:
             return
         begin = cut
-    end = back + UNIT_BYTES  # in `text`, of the stretch that was searched last
+    end = back + UNIT_BYTES  # end, in `text`, of the last searched stretch
     while True:
         more = stream.read(UNIT_BYTES)
         text += more
@@ -198,9 +198,9 @@ def _lines(stream: BinaryIO, unit: Stretch, field: str) -> Iterator[Piece]:
 
 
 def parse_line(line: bytes) -> dict[str, Any]:
-    """Returns the object of a line of JSON. Raises ValueError, with what is wrong.
+    """Returns the object in a line of JSON. Raises ValueError, which says what is wrong.
 
-    JSON can name halves of characters, which UTF-8 lacks; in texts they become question marks.
+    JSON can contain lone surrogates, which UTF-8 lacks; in texts they become question marks.
     """
     try:
         value = json.loads(line)
@@ -216,7 +216,7 @@ def parse_line(line: bytes) -> dict[str, Any]:
 
 
 def whole_text(text: str) -> str:
-    """Returns the text with question marks in place of halves of characters."""
+    """Returns the text with question marks in place of lone surrogates."""
     return text.encode("utf-8", errors="replace").decode()
 
 
@@ -245,7 +245,7 @@ def _line_number(path: Path, offset: int) -> int:
 
 
 def shown(line: bytes) -> str:
-    """Returns the beginning of a line for a message."""
+    """Returns the beginning of a line, for a message."""
     line = line.strip()
     text = line[:40].decode("utf-8", errors="replace")
     return ascii(text + ("..." if len(line) > 40 else ""))

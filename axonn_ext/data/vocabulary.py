@@ -16,16 +16,16 @@ from axonn_ext.data.source import expand_home
 from axonn_ext.data.units import pieces
 
 # A vocabulary is split over x and z (and the features of its embedding over y), so its size is
-# rounded up to a number that every usual grid divides. Ids >= `num_tokens` never occur in the text.
+# rounded up to a number that any usual grid divides. Ids >= `num_tokens` never occur in the text.
 VOCABULARY_MULTIPLE = 128
-_BATCH_BYTES = 1 << 19  # of text that the tokenizers library encodes at once
+_BATCH_BYTES = 1 << 19  # bytes of text that the tokenizers library encodes at once
 
 TokenArray = NDArray[np.integer[Any]]
 BYTES = "bytes"
 
 
 class Vocabulary(Protocol):
-    """The interface of a vocabulary that the data uses."""
+    """The interface of a vocabulary."""
 
     num_tokens: int
     sha256: str | None  # of the file that defines it, if one does
@@ -35,16 +35,16 @@ class Vocabulary(Protocol):
         ...
 
     def encode_all(self, texts: Sequence[bytes]) -> list[TokenArray]:
-        """Returns the token ids of each text, of a few MB at most."""
+        """Returns the token ids of each text, which has a few MB at most."""
         ...
 
     def decode(self, token_ids: list[int]) -> str:
-        """Returns the text of token ids, for people to read."""
+        """Returns human-readable text for token ids."""
         ...
 
 
 class ByteVocabulary:
-    """A vocabulary of 256 tokens, the bytes; any file is legal text."""
+    """A vocabulary of 256 tokens, the bytes; any file is valid text."""
 
     num_tokens = 256
     sha256: str | None = None
@@ -62,10 +62,10 @@ class ByteVocabulary:
 class TokenizerVocabulary:
     """The vocabulary of a JSON file of the `tokenizers` library.
 
-    `encode` cuts long documents into pieces (see `units.cut_after`), since the library needs some
-    hundred bytes of memory for each token.
+    `encode` cuts long documents into pieces (see `units.cut_after`), since the library needs on the
+    order of a hundred bytes of memory per token.
 
-    Raises: ValueError when the library or the file is missing, or the file is not a tokenizer.
+    Raises: ValueError if the library or the file is missing, or the file is not a tokenizer.
     """
 
     def __init__(self, path: Path) -> None:
@@ -78,7 +78,7 @@ class TokenizerVocabulary:
             ) from None
         try:
             if not path.is_file():
-                raise ValueError(f"{path} is no file")
+                raise ValueError(f"{path} is not a file")
         except (OSError, ValueError) as error:
             reason = error.strerror if isinstance(error, OSError) else error
             raise ValueError(f'expected "bytes" or a tokenizers JSON file, but {reason}') from None
@@ -86,7 +86,7 @@ class TokenizerVocabulary:
             self._tokenizer: Any = Tokenizer.from_file(str(path))
         except Exception as error:  # the library raises no more specific exception
             raise ValueError(f"{path} is not a tokenizers JSON file: {error}") from None
-        # The file may say how a batch is cut and filled, which is for others.
+        # The file may set truncation and padding, which are not wanted here.
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
         self.path = path
@@ -136,7 +136,7 @@ class TokenizerVocabulary:
 
 @dataclass(frozen=True)
 class StoredVocabulary:
-    """What is known of the vocabulary of tokens that are stored as such."""
+    """The known properties of the vocabulary of stored tokens."""
 
     name: str
     num_tokens: int

@@ -1,1 +1,1 @@
-"""The compiled modules, Triton's kernels, and which kernels are verified and measured."""
+"""The compiled modules, the Triton kernels, and which kernels are verified and measured."""

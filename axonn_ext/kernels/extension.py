@@ -56,7 +56,7 @@ left_out = _C.left_out
 
 
 def configure(loaded: settings.Settings, *, suggest_verify: bool = True) -> None:
-    """Hands the settings to C++. They hold for groups and signatures that are used from now on.
+    """Hands the settings to C++. They hold for groups and signatures first used from now on.
 
     suggest_verify: rank 0 warns once if "auto" could measure more after `axonn-ext verify`
     """
@@ -71,7 +71,7 @@ def configure(loaded: settings.Settings, *, suggest_verify: bool = True) -> None
         fused_nccl_sms=loaded.fused_nccl_sms,
         fused_free_sms=loaded.fused_free_sms,
         graphs_in_turn=loaded.graphs_in_turn,
-        cache_dir=os.fsencode(loaded.cache_dir),  # as bytes, since names of files may have any
+        cache_dir=os.fsencode(loaded.cache_dir),  # file names may have any bytes
         product_kernels=list(unlocked.product_kernels),
         unverified_kernels=list(unlocked.unverified),
         verified_fused_ranks=unlocked.fused_ranks,
@@ -92,7 +92,7 @@ def extension_path() -> str:
 
 
 def symmetric_memory_bytes_in_use() -> int:
-    """Returns the bytes of symmetric memory that this rank has used in all groups, also on GPUs."""
+    """Returns the bytes of symmetric memory this rank uses in all groups, including on GPUs."""
     on_gpus = 0 if cuda is None else int(cuda.symmetric_workspace_bytes())
     return int(_C.symmetric_memory_bytes_in_use()) + on_gpus
 
@@ -100,14 +100,14 @@ def symmetric_memory_bytes_in_use() -> int:
 def release_workspaces() -> None:
     """Frees the GPU memory that the fused ops of this process hold between calls.
 
-    Each process group whose fused ops run on GPUs has a workspace, as large as its largest call so
-    far needed. It is freed once its calls are done, unless a CUDA graph has captured it. The next
-    fused call of a group makes another one, like its first call.
+    Each process group whose fused ops run on GPUs has a workspace, sized for its largest call so
+    far. It is freed once its calls are done, unless a CUDA graph has captured it. The next fused
+    call of a group makes another one, like its first call.
 
     Collective: every rank of every group with a workspace must call it between the same two calls.
     On the CPU it does nothing.
 
-    Raises: RuntimeError while a CUDA graph is captured, and if a rank does not come within
+    Raises: RuntimeError while a CUDA graph is captured, and if a rank does not make the call within
         AXONN_TIMEOUT_SECONDS.
     """
     if cuda is not None:
@@ -115,12 +115,12 @@ def release_workspaces() -> None:
 
 
 def stamp_keys() -> list[verified.Key]:
-    """Returns the keys of the stamps of this machine, one for each model of GPU."""
+    """Returns the keys of this machine's stamps, one per GPU model."""
     gpus = host.nvidia_gpus() if host.runs_cuda() else []
     if not gpus:
         return []
     modules = [Path(str(module.__file__)) for module in (cuda, cuda_sm90) if module is not None]
-    # "fused" runs Triton's kernels where there are none of CUTLASS.
+    # "fused" runs Triton kernels where there are no CUTLASS ones.
     modules += sorted((Path(__file__).parent / "triton").glob("*.py"))
     checksum = 0
     for path in modules:
@@ -141,7 +141,7 @@ def stamp_keys() -> list[verified.Key]:
 
 
 def find_unlocked(loaded: settings.Settings) -> verified.Unlocked:
-    """Returns what "auto" may measure on this machine's GPUs."""
+    """Returns the kernels that "auto" may measure on this machine's GPUs."""
     if not (host.runs_cuda() and host.nvidia_gpus()):
         return verified.unlocked(loaded.product_kernels, [])
     if not verified.any_kept(loaded.cache_dir):  # then the keys are not needed

@@ -1,4 +1,4 @@
-"""Describes this machine by what the operating system tells, without touching a device."""
+"""Describes this machine from the operating system's information, without touching a device."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def gpu_runtime() -> str:
 
 
 def runs_cuda() -> bool:
-    """Whether torch is built for NVIDIA's GPUs, which CUDA kernels and libraries need."""
+    """Whether torch is built for NVIDIA GPUs, as CUDA kernels and libraries need."""
     return torch.version.cuda is not None and torch.version.hip is None
 
 
@@ -55,7 +55,7 @@ def nvidia_gpus(driver: Path = DRIVER) -> list[str]:
 
 
 def amd_gpus(nodes: Path = AMD_NODES) -> list[str]:
-    """Returns the architectures of this machine's AMD GPUs, each once, with numbers of cores."""
+    """Returns the architectures of this machine's AMD GPUs, each once, with their SIMD counts."""
     models = set()
     for path in nodes.glob("*/properties"):
         found = dict(re.findall(r"^(\w+) (\d+)$", _text_of(path), re.MULTILINE))

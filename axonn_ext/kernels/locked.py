@@ -1,7 +1,7 @@
 """Says why "auto" leaves out our own kernels on this machine's GPUs, and which command helps.
 
-On GPUs, "auto" measures the kernels of verified.LOCKED only once `axonn-ext verify` has found them
-right there.
+On GPUs, "auto" measures the kernels of verified.LOCKED only after `axonn-ext verify` has found them
+correct there.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from axonn_ext.spec import settings
 
 VERIFY = "`axonn-ext verify` (3 minutes, once per machine)"
 _UNLOCKS = f"{VERIFY} unlocks them"
-MAX_RANKS = 8  # the most between which "fused" runs
+MAX_RANKS = 8  # the most ranks that "fused" supports
 
 
 @dataclass(frozen=True)
 class Lock:
-    """Why "auto" does not measure kernels of ours on GPUs of one model.
+    """Why "auto" does not measure our kernels on GPUs of one model.
 
-    remedy      what changes that; empty if nothing does
-    unverified  whether `axonn-ext verify` would tell more, since no run has come to its end yet
+    remedy      what would unlock them; empty if nothing does
+    unverified  whether `axonn-ext verify` would tell more, since no run has completed yet
     """
 
     reason: str
@@ -33,19 +33,20 @@ class Lock:
     unverified: bool = False
 
     def line(self) -> str:
-        """Returns all in one line."""
+        """Returns reason and remedy in one line."""
         return f"fused kernels: {self.reason}" + (f"; {self.remedy}" if self.remedy else "")
 
 
 def find_locks(
     *, dtype: torch.dtype = torch.bfloat16, sizes: Sequence[int] | None = None
 ) -> dict[str, Lock]:
-    """Returns the locks by model of GPU, as the driver names it, of those that torch sees.
+    """Returns the locks of the GPUs that torch sees, by model as the driver names it.
 
-    There is none where all is unlocked, without a GPU, and on ROCm, for which we have no kernels.
+    There are none if everything is unlocked, without a GPU, and on ROCm, for which we have no
+    kernels.
 
     dtype  that of the operands
-    sizes  the sizes of the groups of ranks that call the ops; None: as many as there are GPUs
+    sizes  the sizes of the groups of ranks that call the ops; None: one group of all GPUs
     """
     if not (host.runs_cuda() and torch.cuda.is_available()):
         return {}
@@ -61,7 +62,7 @@ def find_locks(
     cache_dir = settings.load().cache_dir
     locks = {}
     for key in keys:
-        # The driver may call a GPU otherwise than torch does. Where there is one model, it is that.
+        # The driver's name of a GPU may differ from torch's. If there is one model, it is that one.
         device = devices.get(key.gpu, torch.device("cuda", 0) if len(keys) == 1 else None)
         if device is None:
             continue
@@ -78,7 +79,7 @@ def find_locks(
 
 
 def _most_together(num_gpus: int) -> int:
-    """Returns the most ranks between which "fused" can be verified: 1 if GPUs are apart."""
+    """Returns the most ranks that "fused" can be verified with: 1 without peer access."""
     pairs = ((a, b) for a in range(num_gpus) for b in range(num_gpus) if a != b)
     if not all(torch.cuda.can_device_access_peer(a, b) for a, b in pairs):
         return 1
@@ -90,15 +91,15 @@ def kernels_of(device: torch.device) -> tuple[str, ...]:
     assert extension.cuda is not None, "the ops have said that they can be fused"
     asked = settings.load().product_kernels
     has_sm90 = extension.cuda.gemm_source(device.index) == "cutlass"
-    # A list of AXONN_PRODUCT_KERNELS decides about fused_sm90, whatever is verified.
+    # If AXONN_PRODUCT_KERNELS is set, it decides about fused_sm90, whatever is verified.
     return LOCKED if has_sm90 and asked is None else (FUSED,)
 
 
 def lock_of(gpu: str, stamp: Stamp | None, kernels: Sequence[str], *, ranks: int) -> Lock | None:
-    """Returns the lock of a model of GPU with that stamp; None if it has none.
+    """Returns the lock of a GPU model with that stamp; None if it has none.
 
-    kernels  those that must be right
-    ranks    the number of GPUs between which they must be right
+    kernels  those that must be correct
+    ranks    the number of GPUs on which they must be correct together
     """
     verdicts = stamp.verdicts if stamp else {}
     untold = stamp is None or not stamp.complete

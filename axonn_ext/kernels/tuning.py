@@ -1,4 +1,4 @@
-"""Measures which algorithm is the fastest, for the ops' `algorithm="auto"`.
+"""Measures which algorithm is fastest, for the ops' `algorithm="auto"`.
 
     with axonn_ext.warm_up():
         train_step(batch)              # every call that was never measured is measured here
@@ -14,9 +14,9 @@ in layouts and threads, all of them use the first choice. Results are kept in AX
 The products (local matrix multiplications) of a Linear with algorithm="auto" are chosen in the same
 way. They are computed by "direct" (the library's call, the default), "transposed", "relayout_a",
 "relayout_b" or, on GPUs, by a kernel that AXONN_PRODUCT_KERNELS allows: "cublaslt_<algorithm>",
-"triton_<config>", "fused_sm90". A way whose errors exceed rounding is not measured. The signatures
-of products begin with mm_forward, mm_dgrad and mm_wgrad. `tune_product` chooses for one product
-ahead of its first use.
+"triton_<config>", "fused_sm90". Candidates whose errors exceed rounding are not measured. The
+signatures of products begin with mm_forward, mm_dgrad and mm_wgrad. `tune_product` chooses for one
+product ahead of its first use.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ __all__ = ["PASSES", "Choice", "choices", "clear", "tune_product", "warm_up"]
 class Choice:
     """The algorithm that "auto" uses in calls of one signature in one group."""
 
-    group: str  # the c10d name of the group; empty for a product, which is of this rank alone
+    group: str  # the c10d name of the group; empty for a product, which is local to this rank
     signature: str
     algorithm: str
     source: str  # "measured" by this process, read from "disk", or "default" if never measured
-    median_us: dict[str, float]  # algorithm -> time of the slowest rank; empty if never measured
+    median_us: dict[str, float]  # algorithm -> slowest rank's time; empty if never measured
 
 
 @contextmanager
@@ -55,9 +55,9 @@ def warm_up() -> Iterator[None]:
     measured at its second call inside. A Linear that was called before keeps its default until
     `clear()` is called on all ranks.
 
-    All ranks should enter it. In a group where only some do, rank 0 decides about signatures that
-    are new to all ranks, and signatures that were called before keep their default. A warm-up holds
-    for all threads of the process, and can be nested.
+    All ranks should enter it. In a group where only some do, rank 0 decides for signatures that are
+    new to all ranks, and signatures that were called before keep their default. A warm-up applies
+    to all threads of the process, and can be nested.
     """
     extension.enter_warm_up()
     try:
@@ -73,7 +73,7 @@ def tune_product(
 
     The choice is read from disk or, if it is not there, measured now. a [M, K], b [K, N] and
     bias [N] must be laid out as in the pass: forward x @ W.T, dgrad dy @ W, wgrad dy.T @ x.
-    Returns None for a product for which Linears make no choice, since it is empty or, on the CPU,
+    Returns None for a product for which Linears make no choice, because it is empty or, on the CPU,
     too small.
 
     Raises ValueError or TypeError for a pass that does not exist or tensors that do not fit.

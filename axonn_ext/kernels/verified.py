@@ -20,21 +20,21 @@ from axonn_ext.spec.settings import PRODUCT_KERNELS
 FORMAT = 1
 FUSED = "fused"
 KERNELS = (FUSED, *PRODUCT_KERNELS)
-# A kernel that reads a wrong address, or hangs, ends the process. These two are our own, so "auto"
-# measures them only once they are verified (or, for fused_sm90, if the user asks for it).
+# A kernel that reads a wrong address or hangs kills the process. These two are our own, so "auto"
+# measures them only after they are verified (or, for fused_sm90, if the user asks for it).
 LOCKED = (FUSED, "fused_sm90")
 
 
 @dataclass(frozen=True)
 class Key:
-    """The machine and software for which a stamp holds."""
+    """The machine and software for which a stamp is valid."""
 
     gpu: str  # the model of the GPU
     driver: str
     torch: str
     nccl: str
     triton: str  # empty if it is not installed
-    axonn_ext: str  # the version, and a checksum of the modules with CUDA code, and Triton's
+    axonn_ext: str  # the version, and a checksum of the CUDA modules and Triton kernels
 
 
 @dataclass(frozen=True)
@@ -57,8 +57,8 @@ class Verdict:
 class Stamp:
     """The results on one kind of GPU, without kernels that were not run.
 
-    complete    whether a run with all groups has come to its end; False if it was cut short, or if
-                only some groups were asked for
+    complete    whether a run with all groups has completed; False if it was cut short, or if only
+                some groups were requested
     """
 
     key: Key
@@ -72,7 +72,7 @@ class Unlocked:
 
     product_kernels: tuple[str, ...]
     unverified: tuple[str, ...]  # product kernels that may be measured once they are verified
-    fused_ranks: int  # the most ranks between which "fused" may be measured; 0: none
+    fused_ranks: int  # the most ranks with which "fused" may be measured; 0: none
     suggest_verify: bool  # whether there is no result for one of LOCKED
 
 
@@ -167,7 +167,7 @@ def decode(text: str) -> Stamp:
 
 
 def unlocked(asked: Sequence[str] | None, stamps: Sequence[Stamp | None]) -> Unlocked:
-    """Returns what may be measured, given AXONN_PRODUCT_KERNELS (None: it is not set).
+    """Returns the kernels that may be measured, given AXONN_PRODUCT_KERNELS (None: not set).
 
     stamps  the stamp of each model of the machine's GPUs; None for a model without one. A kernel
             that has failed on one model is excluded, and one that must be verified must have passed

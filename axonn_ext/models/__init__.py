@@ -1,6 +1,6 @@
 """Transformers that run on a grid, each built from one frozen config.
 
-Importing this package does not import Torch: a public name is loaded when it is first used.
+Importing this package does not import Torch: public names are loaded on first use.
 """
 
 from __future__ import annotations

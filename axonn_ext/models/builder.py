@@ -26,11 +26,11 @@ def build(
 ) -> Transformer:
     """Returns the model with its initial values, which are the same on every grid.
 
-    stages: which blocks each stage of the grid's pipeline has; see Transformer. seed: None leaves
-    the memory of the parameters as it is, for values that are read from files.
+    stages: the blocks of each stage of the grid's pipeline; see Transformer. seed: None leaves the
+    parameters uninitialised, for values that are read from files.
 
-    Raises ValueError, which names the parameter and the numbers, where the grid does not divide
-    the model. `check` lists all broken rules without building anything.
+    Raises ValueError, which names the parameter and the numbers, if the grid does not divide the
+    model. `check` lists all broken rules without building anything.
     """
     modules = import_module(f"axonn_ext.models.{config.traits.modules}.model")
     # Initial values are computed on the CPU, so that every device has the same bits.

@@ -1,4 +1,4 @@
-"""Checks of what a model is called with, on every rank that has the sequences."""
+"""Checks of a model's arguments, on every rank that has the sequences."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from axonn_ext.spec.model import ModelConfig
 def check_token_ids(token_ids: Tensor, config: ModelConfig) -> int:
     """Returns the sequence length S of token_ids [B, S].
 
-    Raises ValueError for any other shape, and where S is 0 or exceeds the model's sequence_length.
+    Raises ValueError for any other shape, or if S is 0 or exceeds the model's sequence_length.
     """
     check_tensor("model", "token_ids", token_ids)
     if token_ids.dim() != 2 or not 1 <= token_ids.shape[1] <= config.sequence_length:

@@ -1,8 +1,8 @@
-"""What all Mistral models have in common: Llama's layers, and a sliding window of attention.
+"""Properties of the Mistral family: Llama's layers with sliding-window attention.
 
-A token attends only to the tokens of a window before it. In sequences that are not longer than the
-window this is ordinary causal attention. Windows are not implemented here, so the sequence_length
-of a model that Hugging Face describes with a window is at most the window.
+A token attends only to a window of tokens before it. In sequences no longer than the window this is
+ordinary causal attention. Windows are not implemented here, so a model whose config.json has a
+window gets at most this sequence_length.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""A model in plain torch.nn for one process; every grid must give the results of this reference.
+"""A model in plain torch.nn for one process: the reference for the results of every grid.
 
-The names and layouts of its state dict are those of Hugging Face's model of the family. It loads
-the `axonn_ext.full_state_dict` of a model on any grid, and such a model loads its state dict.
+The names and layouts of its state dict are those of the family's Hugging Face model. It loads the
+`axonn_ext.full_state_dict` of a model on any grid, and such a model loads its state dict.
 
 B sequences of S tokens, D features of a head.
 """
@@ -30,7 +30,7 @@ class Body(nn.Module):
 
 
 class PlainTransformer(nn.Module):
-    """A language model whose weights lie in one process; plain.py of its family has the body."""
+    """A language model in one process; plain.py of its family has the body."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()

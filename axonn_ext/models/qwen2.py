@@ -1,4 +1,4 @@
-"""What all Qwen2 and Qwen2.5 models have in common: Llama's layers, and a bias of qkv."""
+"""Properties of the Qwen2 family, including Qwen2.5: Llama's layers with a qkv bias."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What all dense Qwen3 models have in common: Llama's layers, with norms of queries and keys."""
+"""Properties of the dense Qwen3 family: Llama's layers with query and key norms."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""How Hugging Face's models store our parameters, which fuse some of theirs.
+"""How Hugging Face's models store our parameters, some of which fuse several of theirs.
 
-Every conversion follows from one description for each parameter: of whole tensors in both
-directions, and of the slices of their files that a rank's block needs.
+One description per parameter defines every conversion: of whole tensors in both directions, and of
+the slices of files that a rank's block needs.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from torch import Tensor
 
 from axonn_ext.spec.model import ModelConfig
 
-# Returns rows [first, last) of a stored tensor and, of a matrix, columns [first, last).
+# Returns rows [first, last) of a stored tensor and, for a matrix, columns [first, last).
 ReadRows = Callable[[str, range, range | None], Tensor]
 
 
 @dataclass(frozen=True)
 class Stored:
-    """Where the rows of one of our parameters are, a matrix [out, in] or a vector.
+    """Where the rows of one of our parameters, a matrix [out, in] or a vector, are stored.
 
-    parts: the names of the stored tensors, and the rows of each. Their rows are counted through all
-        parts.
-    order: row i of ours is row order[i] of theirs; None: the rows of a single part as they are.
+    parts: the names of the stored tensors, and the number of rows of each. Rows are numbered across
+        all parts.
+    order: row i of ours is row order[i] of theirs; None: the rows of a single part, in order.
     transposed: they are stored as [in, out], so that a row of ours is a column there.
     """
 
@@ -38,7 +38,7 @@ class Stored:
         return tuple(name for name, _ in self.parts)
 
     def shapes(self, full_sizes: Sequence[int]) -> dict[str, tuple[int, ...]]:
-        """Returns the shapes of the stored tensors, where our parameter has these whole sizes."""
+        """Returns the shapes of the stored tensors, given the whole sizes of our parameter."""
         rest = tuple(full_sizes[1:])
         shapes = ((rows, *rest) for _, rows in self.parts)
         turned = (shape[::-1] if self.transposed else shape for shape in shapes)
@@ -65,7 +65,7 @@ class Stored:
         return whole if self.order is None else whole.index_select(0, self.order.to(whole.device))
 
     def read(self, offsets: Sequence[int], sizes: Sequence[int], read_rows: ReadRows) -> Tensor:
-        """Returns a block of our parameter, of which only the rows that it needs are read."""
+        """Returns a block of our parameter; reads only the rows that it needs."""
         rows = range(offsets[0], offsets[0] + sizes[0])
         columns = range(offsets[1], offsets[1] + sizes[1]) if len(sizes) == 2 else None
 
@@ -88,7 +88,7 @@ class Stored:
 
 
 def _runs(rows: Sequence[int]) -> Iterator[range]:
-    """Yields the runs of rows that follow each other, given sorted rows."""
+    """Yields the runs of consecutive rows, given sorted rows."""
     first = 0
     for end in range(1, len(rows) + 1):
         if end == len(rows) or rows[end] != rows[end - 1] + 1:
@@ -97,7 +97,7 @@ def _runs(rows: Sequence[int]) -> Iterator[range]:
 
 
 def qkv_order(config: ModelConfig) -> Tensor:
-    """Returns where the rows of a fused qkv weight are in those of q, k and v, one after the other.
+    """Returns the index of each row of a fused qkv weight in the concatenated rows of q, k and v.
 
     The fused rows are [q.., k, v] for each key-value head.
     """
@@ -110,7 +110,8 @@ def qkv_order(config: ModelConfig) -> Tensor:
 def separate_qkv(name: str, config: ModelConfig) -> Stored:
     """Returns how q_proj, k_proj and v_proj of a module self_attn store a fused qkv parameter.
 
-    name: of the parameter within theirs, ending with attention.qkv.weight or attention.qkv.bias.
+    name: the parameter's name within theirs, ending with attention.qkv.weight or
+        attention.qkv.bias.
     """
     start, _, part = name.rpartition(".")
     module = start.removesuffix("attention.qkv") + "self_attn."
@@ -121,5 +122,5 @@ def separate_qkv(name: str, config: ModelConfig) -> Stored:
 
 
 def gate_up_order(size: int) -> Tensor:
-    """Returns where the rows of a fused weight gate, up, gate, up, ... are in gate's, then up's."""
+    """Returns the index of each row of a fused weight gate, up, gate, ... in gate's, then up's."""
     return torch.arange(2 * size).view(2, size).t().flatten()

@@ -1,4 +1,4 @@
-"""What the families share: a block with its residual connections, and a model made of blocks."""
+"""The base of all families: a block with its residual connections, and a model made of blocks."""
 
 from __future__ import annotations
 
@@ -55,11 +55,11 @@ class Block(nn.Module):
 
 @dataclass(frozen=True)
 class StateNames:
-    """What Hugging Face's model of a family calls the parameters.
+    """The parameter names of a family's Hugging Face model.
 
-    body: the module that holds all but lm_head. blocks, norm, table, positions: its blocks, its
-    last norm, its embedding and its table of positions. block: within a block, ours -> theirs; both
-    end with a dot. own_table: what the embedding is called here.
+    body: the module that holds everything but lm_head. blocks, norm, table, positions: its blocks,
+    last norm, embedding and table of positions. block: within a block, ours -> theirs; both end
+    with a dot. own_table: our name of the embedding.
     """
 
     body: str
@@ -71,7 +71,7 @@ class StateNames:
     positions: str = ""
 
     def public(self, name: str) -> str:
-        """Theirs for one of ours."""
+        """Returns their name for one of ours."""
         for ours, theirs in self.block.items():
             name = name.replace(ours, theirs)
         first, dot, rest = name.partition(".")
@@ -90,12 +90,12 @@ class Transformer(nn.Module, NamedState):
     token_ids [B, S]: all sequences of this rank's (data, z) group, equal on every x, y and pipe
     rank.
 
-    stages: which blocks each stage of the grid's pipeline has; default those with the least
-    operations in the largest. A rank has the modules of its stages alone: the first one has the
-    embedding, the last one the last norm and the head. Where table and head are tied, the last one
-    has the table, too; `sync_gradients` adds the two gradients, and the norm counts the table once.
+    stages: the blocks of each stage of the grid's pipeline; the default minimises the operations of
+    the largest stage. A rank has only the modules of its stages: the first stage has the embedding,
+    the last one the last norm and the head. If table and head are tied, the last stage has the
+    table, too; `sync_gradients` adds the two gradients, and the norm counts the table once.
 
-    config_json: what the file says that the model was loaded from, which `save_pretrained` keeps.
+    config_json: the config.json that the model was loaded from, which `save_pretrained` keeps.
     """
 
     names: StateNames
@@ -113,7 +113,7 @@ class Transformer(nn.Module, NamedState):
         super().__init__()
         self.config, self.grid, self.parallel = config, grid, parallel
         self.config_json: Mapping[str, Any] = {}
-        # The rows that the table and the head have beside those of the vocabulary.
+        # The rows of the table and the head in addition to those of the vocabulary.
         rows = padded_vocab_size(config.vocab_size, grid.shape)
         self._padding = rows - config.vocab_size
         self.stages = stages or Stages.balanced(config, grid.size("pipe"))
@@ -126,8 +126,8 @@ class Transformer(nn.Module, NamedState):
             "layout": parallel.layout,
             "algorithm": parallel.algorithm,
         }
-        # The options of norms and embeddings, then those of Linears. Without a seed the modules
-        # have no values yet: `build` sets those of the whole model.
+        # The options of norms and embeddings, then those of Linears. Without a seed the modules are
+        # uninitialised: `build` sets the values of the whole model.
         self._options = common | {"seed": None, "dtype": dtype, "device": device}
         self._linear_options = self._options | {
             "save_gathered": parallel.save_gathered,
@@ -146,7 +146,7 @@ class Transformer(nn.Module, NamedState):
         self._recomputed = {n for i, n in enumerate(numbers) if again.has_block(i)}
         if self.has_head:
             self._add_head()
-            # Nobody else sees the logits of `loss`, nor those of a pipeline's last stage.
+            # Nothing else uses the logits of `loss` or of a pipeline's last stage.
             self.criterion = CrossEntropy(in_place=True, **common)
 
     def _check_stages(self) -> None:
@@ -203,17 +203,17 @@ class Transformer(nn.Module, NamedState):
         raise NotImplementedError
 
     def add_positions(self) -> None:
-        """Adds what all blocks share to tell positions apart."""
+        """Adds the position modules that all blocks share."""
 
     def embed(self, token_ids: Tensor, table: Tensor | None, places: Places | None) -> Tensor:
-        """What enters the first block: [m / Gx, H / Gy] (replicated: m rows)."""
+        """Returns the input of the first block: [m / Gx, H / Gy] (replicated: m rows)."""
         return self.table(token_ids, table)
 
     def forward(self, token_ids: Tensor, places: Places | None = None) -> Tensor:
         """Returns this rank's logits, [m / Gy, V / Gx] (replicated: m rows), m = B * S.
 
-        V is the vocabulary, and where x z does not divide it, also the rows of zeros behind it
-        (spec.vocabulary), whose logits are the least of their dtype.
+        V is the vocabulary, plus rows of zeros if x z does not divide it (spec.vocabulary), whose
+        logits are the lowest number of their dtype.
 
         places: where the tokens stand in their documents, if a sequence has several.
         """
@@ -223,10 +223,10 @@ class Transformer(nn.Module, NamedState):
     def run_stage(
         self, stage: int, x: Tensor | None, token_ids: Tensor, places: Places | None = None
     ) -> Tensor:
-        """Returns what a virtual stage on this rank makes of x, [m / Gx, H / Gy].
+        """Returns the output of a virtual stage on this rank, [m / Gx, H / Gy].
 
-        x: what the stage before returned; None for the first one. The last one returns logits,
-        [m / Gy, V / Gx]. In layout "replicated" there are m rows in each.
+        x: the previous stage's output; None for the first stage. The last stage returns logits,
+        [m / Gy, V / Gx]. In layout "replicated" each has m rows.
         """
         length = check_token_ids(token_ids, self.config)
         last = stage == self.stages.num_virtual - 1
@@ -239,9 +239,9 @@ class Transformer(nn.Module, NamedState):
         return self._logits(x, table) if last else x
 
     def _logits(self, x: Tensor, table: Tensor | None) -> Tensor:
-        """Returns this rank's logits of rows x; those of padding are the least of the dtype.
+        """Returns this rank's logits of rows x; padding gets the lowest number of the dtype.
 
-        Softmax makes them exact zeros, and so are their gradients, which need not be masked.
+        Softmax turns it into exact zeros, and so are its gradients, which need no mask.
         """
         logits = self.lm_head(self.norm(x), table)
         if self._padding:
@@ -267,8 +267,8 @@ class Transformer(nn.Module, NamedState):
     ) -> Tensor:
         """Returns this rank's logits of the token that follows each sequence, [B, V / Gx].
 
-        caches: one for each block, which keep what later tokens need. last: [B], the index of the
-        last token of each sequence in token_ids [B, S]. Layout "replicated" only; see `replicated`.
+        caches: the KV caches, one for each block. last: [B], the index of the last token of each
+        sequence in token_ids [B, S]. Layout "replicated" only; see `replicated`.
         """
         length = check_token_ids(token_ids, self.config)
         table = self.table.gather_weight() if self.config.tie_embeddings else None
@@ -279,10 +279,10 @@ class Transformer(nn.Module, NamedState):
         return self._logits(x[rows], table)
 
     def replicated(self) -> Transformer:
-        """Returns a model in layout "replicated", for any number of rows, that has no memory of its
-        own: its parameters and buffers are those of this model."""
+        """Returns a model in layout "replicated", for any number of rows, that shares this model's
+        parameters and buffers."""
         self._refuse_stages("generation")
-        is_watched = self.table.weight_source is not None  # by an orchestrator of the training
+        is_watched = self.table.weight_source is not None  # by the training's orchestrator
         parallel = self.parallel
         recomputes = parallel.recompute != "none"
         if parallel.layout == "replicated" and not recomputes and not is_watched:
@@ -291,7 +291,7 @@ class Transformer(nn.Module, NamedState):
             self.parallel, layout="replicated", heads_over_y=False, recompute="none"
         )
         dtype = self.table.weight.dtype
-        with torch.device("meta"):  # tables of positions are not computed again, either
+        with torch.device("meta"):  # avoids recomputing tables of positions, too
             other = type(self)(self.config, self.grid, parallel, dtype=dtype, device="meta")
         for name, module in self.named_modules():
             if isinstance(module, Linear) and module.adapter is not None:
@@ -319,7 +319,7 @@ class Transformer(nn.Module, NamedState):
     def arranged(self, name: str, public: str, rows: int) -> Stored:
         """Returns `stored` for a parameter; subclasses say which are fused or transposed.
 
-        public: the name that the parameter would have if only names differed. rows: its whole rows.
+        public: the parameter's name if only names differed. rows: its whole number of rows.
         """
         return Stored(((public, rows),))
 
@@ -343,11 +343,11 @@ class Transformer(nn.Module, NamedState):
 
     @property
     def table_name(self) -> str:
-        """What Hugging Face's model calls the table of the embedding."""
+        """The name of the embedding's table in Hugging Face's model."""
         return f"{self.names.body}.{self.names.table}.weight"
 
     def get_parameter_spec(self, name: str) -> ParameterSpec:
-        """Returns how the grid treats the parameter of that name."""
+        """Returns how the grid treats the named parameter."""
         owner, _, own = name.rpartition(".")
         module = self.get_submodule(owner)
         assert isinstance(module, ShardedModule)
@@ -362,16 +362,16 @@ class Transformer(nn.Module, NamedState):
     ) -> Tensor:
         """Returns the mean loss over the labelled tokens of the global batch, equal on every rank.
 
-        labels: [B, S], for each token the one that follows it; -100 means no label. The model does
-        not shift them: pass tokens[:, :-1] and tokens[:, 1:]. num_labels: the number to divide by;
-        default the number of labels of this call on all ranks (see CrossEntropy). places: where the
-        tokens stand in their documents, if a sequence has several.
+        labels: [B, S], each token's next token; -100 means no label. The model does not shift them:
+        pass tokens[:, :-1] and tokens[:, 1:]. num_labels: the divisor; default the number of labels
+        of this call on all ranks (see CrossEntropy). places: where the tokens stand in their
+        documents, if a sequence has several.
         """
         check_labels(labels, token_ids, self.config, self.grid.rank)
         return self.criterion(self(token_ids, places), self._own_labels(labels), num_labels)
 
     def share_of_loss(self, logits: Tensor, labels: Tensor, num_labels: Tensor | float) -> Tensor:
-        """Returns this rank's part of `loss`, given what the last stage returned.
+        """Returns this rank's part of `loss`, given the output of the last stage.
 
         The sum over y (layout "sharded"), z and data is the loss.
         """

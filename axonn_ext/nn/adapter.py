@@ -1,4 +1,4 @@
-"""Low-rank updates beside the weight of a Linear (LoRA), of which little is trained.
+"""Low-rank updates of a Linear's weight (LoRA), with few trained parameters.
 
 Legend as in linear.py; T targets of rank R each; N_t rows of target t, of the N of the weight.
 """
@@ -24,12 +24,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Target:
-    """Rows of a Linear's weight that have an update of their own.
+    """Rows of a Linear's weight with a separate update.
 
-    name: of the Linear of which they are the weight elsewhere; its last part names parameters here
+    name: the Linear that has these rows as its weight elsewhere; its last part names parameters
     size: the number of rows of the whole weight, N_t
     columns: the columns of this rank's output that they compute, [N_t / Gr]; None: all
-    order: row i of ours is row order[i] of the weight elsewhere; None: in the same order
+    order: row i of ours is row order[i] of the weight elsewhere; None: the same order
     """
 
     name: str
@@ -45,14 +45,14 @@ class Target:
 class Adapter(ShardedModule):
     """y + alpha / R * (x @ A_t.T) @ B_t.T, added to the columns of each target t.
 
-        A_t [R, K / Gs]      B_t [N_t / Gr, R]      x, y as of the Linear
+        A_t [R, K / Gs]      B_t [N_t / Gr, R]      x, y as in the Linear
 
-    A starts as that of torch.nn.Linear, B with zeros. In layout "sharded" nothing is computed
+    A starts like a torch.nn.Linear weight, B with zeros. In layout "sharded" nothing is computed
     twice. Collectives of R T features: in "sharded", all-gather over r and reduce-scatter over s,
     in backward the reverse; in "replicated", all-reduce over s, in backward over r.
     `sync_gradients` sums the gradients over the axes that split the rows.
 
-    Raises ValueError where the Linear moves features instead of rows (heads_over_y).
+    Raises ValueError if the Linear moves features instead of rows (heads_over_y).
     Source: Hu et al., arXiv:2106.09685, equation 3.
     """
 
@@ -80,9 +80,9 @@ class Adapter(ShardedModule):
         self.register_buffer("_places", self._find_places(linear), persistent=False)
 
     def _find_places(self, linear: Linear) -> Tensor | None:
-        """Returns where the columns of the output are among those of all targets.
+        """Returns the index of each output column among the columns of all targets.
 
-        Those of no target are the column behind the last, which has zeros. None: all are in order.
+        Columns of no target get the index after the last, a column of zeros. None: all in order.
         """
         columns = [target.columns for target in self.targets if target.columns is not None]
         if not columns:
@@ -119,7 +119,7 @@ class Adapter(ShardedModule):
 
     @torch.no_grad()
     def weight_update(self) -> Tensor:
-        """Returns what the updates add to the weight gathered over z, [N / Gr, K / Gs], in fp32.
+        """Returns the total update of the weight gathered over z, [N / Gr, K / Gs], in fp32.
 
         For fp64 it is computed in fp64.
         """
@@ -131,7 +131,7 @@ class Adapter(ShardedModule):
         return F.pad(torch.cat(updates), (0, 0, 0, 1)).index_select(0, self._places)
 
     def public(self, name: str) -> tuple[str, Tensor | None]:
-        """Returns what PEFT calls a parameter, and the order of its rows there (`Target.order`)."""
+        """Returns a parameter's name in PEFT, and the order of its rows there (`Target.order`)."""
         short, _, which = name.rpartition("_")
         [target] = [target for target in self.targets if target.short_name == short]
         return f"{target.name}.lora_{which.upper()}.weight", target.order if which == "b" else None

@@ -1,4 +1,4 @@
-"""Causal self-attention, in which a rank has whole sequences and whole key-value head groups."""
+"""Causal self-attention; each rank has whole sequences and whole key-value head groups."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Rotary(nn.Module):
 
     Source: Su et al., arXiv:2104.09864. Llama's public weights pair the features in the same way.
 
-    Raises ValueError for an odd head_dim, and for more positions than this machine has memory for.
+    Raises ValueError for an odd head_dim, or if this machine lacks the memory for the tables.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class Rotary(nn.Module):
         super().__init__()
         if head_dim % 2:
             raise ValueError(f"Rotary: head_dim must be even, got {head_dim}")
-        needed = 4 * 8 * max_length * head_dim  # the tables in fp64 below, of which two stay
+        needed = 4 * 8 * max_length * head_dim  # the tables in fp64 below, two of which stay
         there = host.memory_bytes()
         if needed > there / 2:
             raise ValueError(
@@ -61,7 +61,7 @@ class Rotary(nn.Module):
     def forward(
         self, queries: Tensor, keys: Tensor, positions: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Returns both, [sequences, heads, length, head_dim], rotated by their positions.
+        """Returns q and k, [sequences, heads, length, head_dim], rotated by their positions.
 
         positions: [sequences, length]; None: 0, 1, 2, ... in each sequence.
         """
@@ -80,7 +80,7 @@ def _rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 def _scaled(frequencies: Tensor, scaling: RopeScaling) -> Tensor:
-    """Returns the frequencies of waves of which the long ones are made longer; see RopeScaling."""
+    """Returns the frequencies with long wavelengths stretched; see RopeScaling."""
     waves = scaling.original_max_position_embeddings * frequencies / (2 * math.pi)  # per sequence
     low, high = scaling.low_freq_factor, scaling.high_freq_factor
     kept = ((waves - low) / (high - low)).clamp(0, 1)
@@ -97,30 +97,30 @@ class Attention(nn.Module):
     sequences, which are split as follows:
 
         sharded                sequences over (data, z, y), heads over x
-        sharded, heads_over_y  sequences over (data, z), heads over x and y. This works where y does
-                               not divide the sequences. Its collectives move features instead of
-                               rows, and as many bytes
+        sharded, heads_over_y  sequences over (data, z), heads over x and y. This works even if y
+                               does not divide the sequences. Its collectives move features instead
+                               of rows, and the same number of bytes
         replicated             sequences over (data, z), heads over x; all y ranks compute the same
 
-    Where x is a multiple of the key-value heads, x / heads ranks share one: they gather its qkv
-    features, and each attends with its own queries. No weight is held twice. This is one more
+    If x is a multiple of the key-value heads, x / heads ranks share one: they gather its qkv
+    features, and each attends with its own queries. No weight is held twice. This takes one more
     all-gather, and a reduce-scatter in backward.
 
-    head_norm_eps: where given, RMSNorms over the features of a head normalise queries and keys
-    before they are rotated (q_norm, k_norm), as in Qwen3. bias: of qkv and, unless out_bias is
-    given, of the out-projection.
+    head_norm_eps: if given, RMSNorms over the features of a head normalise queries and keys before
+    they are rotated (q_norm, k_norm), as in Qwen3. bias: of qkv and, unless out_bias is given, of
+    the out-projection.
 
-    recompute: computes what lies between the two Linears again in backward: norms of queries and
-    keys, their rotation and the scaled dot products. Autograd then keeps the result of qkv and the
-    input of the out-projection, and nothing between. No collective is issued again: an exchange of
-    heads belongs to the Linears, and what ranks share of a key-value head is kept gathered.
+    recompute: recomputes everything between the two Linears in backward: norms of queries and keys,
+    their rotation and the scaled dot products. Autograd then keeps only the result of qkv and the
+    input of the out-projection. No collective is repeated: exchanges of heads belong to the
+    Linears, and features of shared key-value heads are kept gathered.
 
-    places: the positions of the tokens and what they attend to, of all sequences of the (data, z)
-    group; default each sequence from position 0, causally. cache: keeps keys and values, and gives
-    those of earlier tokens (layout "replicated" only; `places` says where the tokens stand).
+    places: the positions of the tokens and what they attend to, for all sequences of the (data, z)
+    group; default each sequence from position 0, causally. cache: stores keys and values, and
+    provides those of earlier tokens (layout "replicated" only; requires `places`).
 
-    Raises ValueError where neither the axes divide the key-value heads nor these x, or where the
-    axes do not divide the sequences.
+    Raises ValueError if neither the axes divide the key-value heads nor these x, or if the axes do
+    not divide the sequences.
     """
 
     def __init__(
@@ -212,7 +212,7 @@ class Attention(nn.Module):
         if self._sharing is not None:
             qkv = self._own_heads(self._gather(qkv))
         if self.recompute and cache is None and torch.is_grad_enabled():
-            # Nothing in it is random, so no state of generators need be kept.
+            # It draws no random numbers, so no generator state must be kept.
             out = checkpoint(
                 self._attend, qkv, sequence_length, places, use_reentrant=False,
                 preserve_rng_state=False,
@@ -228,7 +228,7 @@ class Attention(nn.Module):
         places: Places | None,
         cache: KeyValueCache | None = None,
     ) -> Tensor:
-        """Returns what each query attends to, [rows, q heads * head_dim], of this rank's heads.
+        """Returns the attention output of this rank's heads, [rows, q heads * head_dim].
 
         qkv: [rows, groups * (q_per_kv + 2) * head_dim]
         """
@@ -249,7 +249,7 @@ class Attention(nn.Module):
             seen = sequence_length if mask is None else mask.shape[-1]
             k, v = cache.extend(k, v, positions, seen)
         if mask is not None and q_per_kv > 1 and sequence_length > 1:
-            # No fused kernel for GPUs takes both a mask and groups of heads.
+            # No fused GPU kernel supports both a mask and grouped heads.
             k, v = k.repeat_interleave(q_per_kv, 1), v.repeat_interleave(q_per_kv, 1)
             q_per_kv = 1
         out = F.scaled_dot_product_attention(
@@ -258,22 +258,22 @@ class Attention(nn.Module):
         return out.transpose(1, 2).flatten(2).flatten(0, 1)
 
     def _gather(self, qkv: Tensor) -> Tensor:
-        """Returns the features of a key-value head, of which each rank that shares it has a part.
+        """Returns the whole features of a key-value head, gathered from the ranks that share it.
 
-        Backward sums what the ranks have computed from the whole.
+        Backward sums the gradients of these ranks.
         """
         assert self._sharing is not None
         return collectives.all_gather(qkv, self._sharing, dim=1, algorithm=self._algorithm)
 
     def _own_heads(self, group: Tensor) -> Tensor:
-        """Returns this rank's queries, and the key and value, of a group of heads [rows, ...]."""
+        """Returns this rank's queries, and the key and value, from a group of heads [rows, ...]."""
         assert self._sharing is not None
         queries, rest = group.split([group.shape[1] - 2 * self.head_dim, 2 * self.head_dim], 1)
         own = queries.chunk(self._sharing.size, 1)[self._sharing.rank]
         return torch.cat([own, rest], 1)
 
     def _own(self, of_group: Tensor | None) -> Tensor | None:
-        """Returns the part for the sequences that this rank attends over."""
+        """Returns the part that belongs to this rank's sequences."""
         if of_group is None or not self.splits_sequences:
             return of_group
         axis = self.qkv.grid.axis("y")

@@ -1,6 +1,6 @@
-"""Weight gradients of Linears that are computed when the program says so, not during backward.
+"""Weight gradients of Linears that are computed on request instead of during backward.
 
-Backward then has to compute only what the layers below wait for. Legend as in linear.py.
+Backward then computes only what the layers below wait for. Legend as in linear.py.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from axonn_ext.nn.linear import Linear, ProductOptions
 
 
 class DeferredWeightGradients:
-    """Computes the weight gradients of Linears when it is told to, instead of during backward.
+    """Computes the weight gradients of Linears on request instead of during backward.
 
         deferred = DeferredWeightGradients(model)
         with deferred.collecting() as weight_gradients:
@@ -25,21 +25,20 @@ class DeferredWeightGradients:
         loss.backward()            dx of every Linear, and all gradients of everything else
         weight_gradients.run()     dW and db of every Linear, the last one first
 
-    Linears take part whose weight requires a gradient when they are called; bias gradients come
-    with those of the weight. Adapters, norms and embeddings get theirs in backward. Where a Linear
-    is tied to an embedding, backward adds the embedding's part to `grad` and `run` the Linear's,
-    each with a reduce-scatter over z of its own.
+    It applies to Linears whose weight requires a gradient when they are called; bias gradients come
+    with the weight's. Adapters, norms and embeddings get theirs in backward. If a Linear is tied to
+    an embedding, backward adds the embedding's part to `grad` and `run` the Linear's, each with a
+    separate reduce-scatter over z.
 
-    Gradients have the bits that they have without, but where sums are made in another order: of the
-    parts of a tied weight; perhaps of dx over r with algorithm "chunked"; and over more than two
-    ranks in an Orchestrator's buckets, which are filled in another order. In layout "sharded" dy is
+    Gradients are bitwise the same as without, except for sums in a different order: of the parts of
+    a tied weight; perhaps of dx over r with algorithm "chunked"; and over more than two ranks in an
+    Orchestrator's buckets, which are filled in a different order. In layout "sharded" dy is
     gathered over s twice, once in backward and once in `run`.
 
     Forward passes may be collected before earlier ones have run. A forward pass that a checkpoint
-    (use_reentrant=False) computes again in backward belongs to the pass that it repeats; nothing is
-    deferred within a checkpoint with use_reentrant=True, nor where gradients are disabled. With an
-    Orchestrator, `run` counts as a backward pass: enclose all of a step but the last with
-    `no_sync`.
+    (use_reentrant=False) recomputes in backward belongs to the pass that it repeats; nothing is
+    deferred within a checkpoint with use_reentrant=True or with gradients disabled. With an
+    Orchestrator, `run` counts as a backward pass: wrap all but the last of a step in `no_sync`.
 
     Raises ValueError if a Linear in `module` belongs to another DeferredWeightGradients.
     Source: arXiv:2401.10241, section 2.
@@ -64,7 +63,7 @@ class DeferredWeightGradients:
 
     @contextmanager
     def collecting(self) -> Iterator[WeightGradients]:
-        """Encloses one forward pass, and yields the weight gradients that it defers.
+        """Wraps one forward pass, and yields the weight gradients that it defers.
 
         Raises RuntimeError within another `collecting`, or after `close`.
         """
@@ -79,9 +78,9 @@ class DeferredWeightGradients:
             self._current = None
 
     def close(self) -> None:
-        """Lets the Linears compute all gradients in backward again.
+        """Makes the Linears compute all gradients in backward again.
 
-        What has been collected can still run.
+        Collected weight gradients can still run.
         """
         if self._is_open:
             for linear in self._linears:
@@ -92,8 +91,8 @@ class DeferredWeightGradients:
         self, x: Tensor, weight: Tensor, bias: Tensor | None, options: ProductOptions
     ) -> Tensor | None:
         """See `Deferral`."""
-        # What a checkpoint computes again is thrown away but for the tensors that are saved, which
-        # are those of the ordinary node, so the Linear computes it as always.
+        # A checkpoint keeps only the saved tensors of its recomputation, which are those of the
+        # ordinary node, so there the Linear computes as usual.
         if self._current is None or in_backward():
             return None
         if not (torch.is_grad_enabled() and weight.requires_grad):
@@ -102,7 +101,7 @@ class DeferredWeightGradients:
 
 
 class WeightGradients:
-    """The weight gradients of one forward pass, which `DeferredWeightGradients.collecting` made."""
+    """The weight gradients of one forward pass; made by `DeferredWeightGradients.collecting`."""
 
     def __init__(self) -> None:
         self._calls: list[tuple[_Call, Tensor]] = []
@@ -110,21 +109,21 @@ class WeightGradients:
 
     @property
     def num_bytes(self) -> int:
-        """The bytes of memory that are kept until `run`: the inputs, and the gradients dy.
+        """The bytes of memory kept until `run`: the inputs and the gradients dy.
 
-        Memory that several of them share counts once. 0 before backward and after `run`.
+        Shared memory counts once. 0 before backward and after `run`.
         """
         held = [t for call, _ in self._calls for t in (call.x, call.dy) if t is not None]
         storages = [t.untyped_storage() for t in held]
         return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
 
     def run(self) -> None:
-        """Computes the gradients and adds them to `grad`; an Orchestrator's go to it instead.
+        """Computes the gradients and adds them to `grad`, or passes them to an Orchestrator.
 
-        Call it once, after the backward pass. A Linear that backward has not reached gets no
-        gradient. Collectives for each Linear, all ranks in the same order: all-gathers of dy over s
-        and of x over r (layout "sharded"; of x only without save_gathered), reduce-scatter of dW
-        over z.
+        Call it once, after the backward pass. A Linear that backward did not reach gets no
+        gradient. Collectives for each Linear, in the same order on all ranks: all-gathers of dy
+        over s and of x over r (layout "sharded"; of x only without save_gathered), reduce-scatter
+        of dW over z.
 
         Raises RuntimeError if backward has not run, if `run` was called before, or if an input or a
         dy was changed in place after backward.
@@ -149,14 +148,14 @@ class WeightGradients:
     def multiply(
         self, x: Tensor, weight: Tensor, bias: Tensor | None, options: ProductOptions
     ) -> Tensor:
-        """Returns the product, in whose graph are x, but neither the weight nor the bias.
+        """Returns the product; its graph contains x, but neither the weight nor the bias.
 
-        These get their gradients through a graph of their own, which `run` starts.
+        These get their gradients through a separate graph, which `run` starts.
         """
         x, weight = _as_autocast(x), _as_autocast(weight)
         bias = None if bias is None else _as_autocast(bias)
         call = _Call(options, weight.shape)
-        # Something must require a gradient, so that backward comes by and leaves dy.
+        # Something must require a gradient, so that backward reaches this node and leaves dy.
         anchor = None if x.requires_grad else x.new_empty(0).requires_grad_()
         y: Tensor = _Product.apply(x, anchor, _Operands(weight, bias), call)
         trigger: Tensor = _WeightGradient.apply(weight, bias, call)
@@ -165,7 +164,7 @@ class WeightGradients:
 
 
 class _Call:
-    """One call of a Linear: what backward leaves for the gradient of the weight."""
+    """One call of a Linear: the tensors that backward leaves for the weight gradient."""
 
     def __init__(self, options: ProductOptions, weight_shape: torch.Size) -> None:
         self.options = options
@@ -183,16 +182,16 @@ class _Call:
         self.is_closed = False
 
     def add(self, x: Tensor, dy: Tensor) -> None:
-        """Keeps what the gradients of weight and bias are computed from.
+        """Keeps the inputs of the weight and bias gradients.
 
-        After a second backward pass through the same graph that is the sum of both dy.
+        After a second backward pass through the same graph, dy is the sum of both.
         """
         if self.is_closed:
             raise RuntimeError(
                 "WeightGradients: backward came again, after run; run it after all backward passes"
             )
         # dy itself is kept, not a view: autograd adds to a gradient in place, or makes it a
-        # parameter's own, only if nothing else refers to it.
+        # parameter's grad, only if nothing else refers to it.
         self.x, self.dy = x.detach(), dy if self.dy is None else self.dy + dy
         self.versions = (self.x._version, self.dy._version)
 
@@ -206,16 +205,16 @@ class _Call:
             )
 
     def take(self, mask: tuple[bool, bool]) -> tuple[Tensor | None, Tensor | None]:
-        """Returns dW and db, those of them that the mask asks for, and drops x and dy."""
+        """Returns dW and db, as far as the mask selects them, and drops x and dy."""
         assert self.x is not None and self.dy is not None
         x, dy, self.x, self.dy = self.x, self.dy, None, None
-        # The weight itself may not be in memory, but only its shape and dtype matter.
+        # The weight may not be in memory, but only its shape and dtype matter.
         weight = x.new_empty(1).expand(self.whole_weight_shape)
         _, dweight, dbias = self._gradients(dy, x, weight, (False, *mask), weight_is_full=True)
         return dweight if mask[0] else None, dbias if mask[1] else None
 
     def input_gradient(self, dy: Tensor, x: Tensor, weight: Tensor) -> Tensor:
-        """Returns dx; the weight is what forward has saved."""
+        """Returns dx; `weight` is the one saved by forward."""
         mask = (True, False, False)
         return self._gradients(dy, x, weight, mask, weight_is_full=self.weight_is_full)[0]
 
@@ -228,7 +227,7 @@ class _Call:
         *,
         weight_is_full: bool,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Returns dx, dW and db; those that the mask leaves out are empty."""
+        """Returns dx, dW and db; those not in the mask are empty."""
         names, sizes, sharded, gather_dim, scatter_dim, _, _, *chosen = self.options
         found: tuple[Tensor, Tensor, Tensor] = torch.ops.axonn.linear_backward.default(
             dy, x, weight, self.x_is_full, weight_is_full, mask,
@@ -238,17 +237,17 @@ class _Call:
 
 
 class _Operands:
-    """The operands of a product that are no inputs of its node."""
+    """The operands of a product that are not inputs of its node."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         self.weight, self.bias = weight, bias
 
 
 class _Product(torch.autograd.Function):
-    """A Linear's product, whose node has the gradient of x alone.
+    """A Linear's product; its node computes only the gradient of x.
 
-    It saves the tensors that the ordinary node saves, in the same order, because a checkpoint that
-    computes the pass again does so with the ordinary node. anchor: see `WeightGradients.multiply`.
+    It saves the same tensors as the ordinary node, in the same order, because a checkpoint
+    recomputes the pass with the ordinary node. anchor: see `WeightGradients.multiply`.
     """
 
     @staticmethod
@@ -256,8 +255,7 @@ class _Product(torch.autograd.Function):
         ctx: Any, x: Tensor, anchor: Tensor | None, operands: _Operands, call: _Call
     ) -> Tensor:
         weight, bias = operands.weight, operands.bias
-        # Grad mode is on because ranks compare which operands require gradients, and do so only
-        # then.
+        # Enable grad mode, because only then do ranks compare which operands require gradients.
         with torch.enable_grad(), torch._C._AutoDispatchBelowAutograd():
             y, full_x, full_weight = torch.ops.axonn.linear_forward.default(
                 x, weight, bias, *call.options
@@ -281,7 +279,7 @@ class _Product(torch.autograd.Function):
 
 
 class _WeightGradient(torch.autograd.Function):
-    """A tensor of no elements whose gradient is that of the weight and the bias of a call."""
+    """An empty tensor; its backward computes the weight and bias gradients of a call."""
 
     @staticmethod
     def forward(ctx: Any, weight: Tensor, bias: Tensor | None, call: _Call) -> Tensor:
@@ -295,14 +293,14 @@ class _WeightGradient(torch.autograd.Function):
 
 
 def in_backward() -> bool:
-    """Whether autograd's engine runs on this thread, as it does when a checkpoint is recomputed."""
+    """Whether autograd's engine runs on this thread, as when a checkpoint is recomputed."""
     return torch._C._current_graph_task_id() != -1
 
 
 def _as_autocast(t: Tensor) -> Tensor:
     """Returns the tensor as autocast would pass it to the op.
 
-    Autocast is above autograd, and so it would not reach what a node of Python saves.
+    Autocast is above autograd, so it does not apply to tensors saved by a Python node.
     """
     device = t.device.type
     if not torch.is_autocast_enabled(device) or t.dtype == torch.float64:

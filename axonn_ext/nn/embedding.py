@@ -34,8 +34,8 @@ class Embedding(ShardedModule):
     It is a contract Linear of one-hot rows whose input needs no gather. Collectives: all-gather of
     the table over z, reduce-scatter (replicated: all-reduce) of the result over x; the reverse of
     both in backward.
-    padding: rows of zeros behind the V of the vocabulary, so that x and z divide all of them; no id
-    has one.
+    padding: number of zero rows after the V of the vocabulary, so that x and z divide the total; no
+    id uses them.
     An id outside of [0, V) raises ValueError on the CPU and with AXONN_DEBUG_TOKEN_IDS; otherwise,
     on a GPU, its row is zero.
     """
@@ -93,7 +93,7 @@ class Embedding(ShardedModule):
         return collectives.reduce_from(rows, axis, algorithm=self.algorithm)
 
     def _look_up(self, ids: Tensor, table: Tensor) -> Tensor:
-        """Returns the rows of the ids, with zeros where the table of another x rank has the row."""
+        """Returns the rows of the ids, with zeros for rows in another x rank's table."""
         local, is_here = torch.ops.axonn.local_rows(
             ids,
             self.grid.axis("x").rank * table.shape[0],
@@ -114,8 +114,8 @@ class PositionEmbedding(ShardedModule):
     """Adds a learned row for each position: x [m / Gx, H / Gy] (replicated: [m, H / Gy]).
 
     Rows are the flattened batch, so a rank's block may begin within a sequence. The module issues
-    no collectives. offset: the rows of the table that come before that of position 0. positions:
-    [sequences, length] of the (data, z) group; default 0, 1, 2, ... in each sequence.
+    no collectives. offset: number of table rows before position 0. positions: [sequences, length]
+    of the (data, z) group; default 0, 1, 2, ... in each sequence.
     """
 
     weight: nn.Parameter

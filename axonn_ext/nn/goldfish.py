@@ -1,4 +1,4 @@
-"""The labels that Goldfish loss leaves; CrossEntropy skips the others, as it does any -100."""
+"""The labels that Goldfish loss keeps; the others become -100, which CrossEntropy skips."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ _LAST_SHIFT = 31
 def goldfish_labels(
     tokens: Tensor, goldfish: Goldfish, *, documents: Tensor | None = None
 ) -> Tensor:
-    """Returns the next token of each token but the last, or -100 where Goldfish loss drops it.
+    """Returns each token's next token as its label, or -100 where Goldfish loss drops it.
 
         tokens  [.., S + 1]   documents  [.., S + 1]   labels  [.., S], int64
 
-    Whether a target is dropped depends on its window of h tokens alone: the same in every batch, on
-    every grid and device. Windows lie in one row and one document: the first h tokens of either are
-    kept. tokens are int64 or int32.
+    Whether a target is dropped depends only on its window of h tokens, so it is the same in every
+    batch, on every grid and device. Windows lie in one row and one document: the first h tokens of
+    either are kept. tokens are int64 or int32.
 
     documents: a number for each token, which changes where another document begins; None: a row is
     one document.
 
-    Collectives: none. On GPUs the host does not wait. Raises ValueError or TypeError for tensors
-    that do not fit, with the argument's name.
+    Collectives: none. On GPUs the host does not wait. Raises ValueError or TypeError, which names
+    the argument, for tensors that do not fit.
 
     Source: Hans et al., arXiv:2406.10209, section 3.1; docs/memorization.md has the hash.
     """
@@ -73,7 +73,7 @@ def _drops(tokens: Tensor, goldfish: Goldfish, documents: Tensor | None) -> Tens
     for i in range(goldfish.h):
         state += words[..., first + i : first + i + count]
         _mix_bits(state)
-    # Unsigned numbers are in the order of signed ones whose highest bit is flipped. A 64-bit hash
+    # Signed numbers with the highest bit flipped have the order of unsigned ones. A 64-bit hash
     # times k is below 2^64 for one hash in k.
     found = (state ^ -(2**63)) <= (2**64 - 1) // goldfish.k - 2**63
     if documents is not None:
@@ -84,12 +84,12 @@ def _drops(tokens: Tensor, goldfish: Goldfish, documents: Tensor | None) -> Tens
 
 
 def _mix_bits(word: Tensor) -> None:
-    """Does the last step of SplitMix64, a bijection of 64 bits, in place."""
+    """Applies the last step of SplitMix64, a bijection of 64 bits, in place."""
     for shift, factor in _MIX:
         word.bitwise_xor_(_shifted_right(word, shift)).mul_(factor)
     word.bitwise_xor_(_shifted_right(word, _LAST_SHIFT))
 
 
 def _shifted_right(word: Tensor, bits: int) -> Tensor:
-    mask = (1 << (64 - bits)) - 1  # without the copies of the sign
+    mask = (1 << (64 - bits)) - 1  # removes the copies of the sign bit
     return torch.bitwise_right_shift(word, bits).bitwise_and_(mask)

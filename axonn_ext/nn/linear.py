@@ -22,10 +22,10 @@ from axonn_ext.spec.parallel import ALGORITHMS, LAYOUTS, ROLES, check_choice
 
 
 class ProductOptions(NamedTuple):
-    """What `linear_forward` takes beside tensors, in its order.
+    """The non-tensor arguments of `linear_forward`, in its order.
 
-    group_names, group_sizes: of r, s, z and all ranks of the model; the size of z is 1 for a weight
-    that is gathered already
+    group_names, group_sizes: of r, s, z and all ranks of the model; the size of z is 1 for an
+    already gathered weight
     """
 
     group_names: list[str]
@@ -40,12 +40,12 @@ class ProductOptions(NamedTuple):
 
 
 class Deferral(Protocol):
-    """Has weight gradients computed after backward; see axonn_ext.nn.deferred."""
+    """Defers weight gradients until after backward; see axonn_ext.nn.deferred."""
 
     def multiply(
         self, x: Tensor, weight: Tensor, bias: Tensor | None, options: ProductOptions
     ) -> Tensor | None:
-        """Returns a Linear's product, or None if the Linear is to compute it as always."""
+        """Returns a Linear's product, or None if the Linear should compute it as usual."""
 
 
 class Linear(ShardedModule):
@@ -70,11 +70,11 @@ class Linear(ShardedModule):
         layout: "sharded" (rows stay scattered) or "replicated" (AxoNN's own).
         save_gathered: keep the gathered x for wgrad instead of gathering it again in backward. This
             takes Gr times the memory and saves one collective.
-        reshard_after_forward: gather W over z again in backward instead of keeping it. Ignored
-            where the module has a weight_source, which decides itself.
+        reshard_after_forward: gather W over z again in backward instead of keeping it. Ignored if
+            the module has a weight_source, which decides this itself.
         gather_dim, scatter_dim: the dim of x that is gathered over r, and the dim of y that is
             scattered over s. With 1 instead of 0, x is [m, K / (Gs Gr)], or y [m, N / (Gr Gs)];
-            the collective moves as many bytes.
+            the collective moves the same number of bytes.
         deterministic: whether all-reduces of y and dx, in layout "replicated", give the same bits
             from call to call; the same on all ranks. See `axonn_ext.ops.matmul_all_reduce`.
         init: the distribution of the weight's initial values; default as in torch.nn.Linear.
@@ -89,7 +89,7 @@ class Linear(ShardedModule):
 
     weight: nn.Parameter
     bias: nn.Parameter | None
-    adapter: Adapter | None  # low-rank updates, if there are any
+    adapter: Adapter | None  # low-rank updates, if any
     deferral: Deferral | None  # None: backward computes the gradient of the weight
 
     def __init__(
@@ -153,8 +153,8 @@ class Linear(ShardedModule):
     def _check_features(self) -> None:
         """Raises ValueError if the grid does not divide the features of the input or the output.
 
-        `add_parameter` checks the dims of the parameters, but not those of features that gather_dim
-        or scatter_dim also splits over r or s.
+        `add_parameter` checks the dims of the parameters, but not features that gather_dim or
+        scatter_dim also splits over r or s.
         """
         if self.layout == "replicated" and (self.gather_dim or self.scatter_dim):
             raise ValueError("gather_dim and scatter_dim must be 0 in layout 'replicated'")
@@ -187,15 +187,15 @@ class Linear(ShardedModule):
     def gather_weight(self) -> Tensor:
         """Returns the weight gathered over z, [N / Gr, K / Gs], for `forward(x, weight=...)`.
 
-        A weight that is used twice is then gathered once, and its two gradients are added before
-        one reduce-scatter.
+        A weight that is used twice is then gathered only once, and its two gradients are added
+        before a single reduce-scatter.
         """
         if self.weight_source is not None:
             return self.weight_source.gather(self.weight)
         return collectives.all_gather(self.weight, self.grid.axis("z"), algorithm=self.algorithm)
 
     def forward(self, x: Tensor, weight: Tensor | None = None) -> Tensor:
-        """Returns the output; the docstring of the class has the shapes and the collectives.
+        """Returns the output; see the class docstring for shapes and collectives.
 
         weight: the result of `gather_weight` of this or of another module; default this module's
         own weight, which is then gathered here.

@@ -30,21 +30,21 @@ class CrossEntropy(nn.Module):
 
     The loss is computed in fp32 (fp64 for fp64), from logits of float32, float64, bfloat16 or
     float16. Forward reads each labelled row once and backward once more; no copy of the logits is
-    made. Until backward, the logits and two numbers a row are kept. The gradient has the logits'
+    made. Until backward, the logits and two numbers per row are kept. The gradient has the logits'
     dtype. A second derivative raises NotImplementedError.
 
-    in_place: backward writes the gradient over the logits' own memory, which saves as much memory
-    as they take. It is for logits that nothing else uses once backward has begun:
+    in_place: backward writes the gradient into the logits' own memory, which saves the size of the
+    logits. It is for logits that nothing else uses once backward has begun:
 
-    * What reads the logits after backward sees the gradient.
+    * Code that reads the logits after backward sees the gradient.
     * A second backward pass through the loss (retain_graph=True), another loss of the same logits,
       and another op that has saved them for its backward raise RuntimeError, because the logits
       have been modified, unless their backward came first. None computes a wrong gradient.
     * Logits that are a leaf raise ValueError. The gradient is written elsewhere if the elements of
-      a row are not neighbours, in code that torch.compile compiles, and with create_graph=True.
+      a row are not contiguous, under torch.compile, and with create_graph=True.
 
-    Collectives: all-reduces of three numbers per row over x, then of two numbers in all over every
-    axis that splits the rows.
+    Collectives: all-reduces of three numbers per row over x, then of two numbers in total over
+    every axis that splits the rows.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class CrossEntropy(nn.Module):
         """Returns the loss, equal on every rank.
 
         num_labels: the number of rows to divide by; default the labelled rows of this call on all
-        ranks. With gradient accumulation it is the number over all micro-batches and ranks.
+        ranks. With gradient accumulation, pass the number over all micro-batches and ranks.
         """
         total = self._total(logits, labels)
         if num_labels is None:
@@ -77,10 +77,10 @@ class CrossEntropy(nn.Module):
         return self._sum(total / num_labels)
 
     def share(self, logits: Tensor, labels: Tensor, num_labels: Tensor | float) -> Tensor:
-        """Returns this rank's rows' part of the loss, of which the sum over ranks is the loss.
+        """Returns the part of the loss from this rank's rows; the sum over ranks is the loss.
 
         Its gradients are those of the loss. It saves the all-reduces over the axes that split the
-        rows, for a caller that adds up several parts first.
+        rows, for callers that add up several parts first.
         """
         return self._total(logits, labels) / num_labels
 

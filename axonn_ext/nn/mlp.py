@@ -17,9 +17,9 @@ from axonn_ext.spec.parallel import check_choice
 class MLP(nn.Module):
     """down(activation(up(x))), x [m / Gx, H / Gy] -> same (replicated: [..., H / Gy]).
 
-    With activation "gelu" (its tanh form) or "relu", the whole weight of `up` is [F, H]. With
-    "swiglu", which computes silu(gate) * up, it is [2F, H], and its rows alternate gate, up, gate,
-    up, ..., so that each block of rows holds whole pairs.
+    With activation "gelu" (tanh form) or "relu", the whole weight of `up` is [F, H]. With "swiglu",
+    which computes silu(gate) * up, it is [2F, H], and its rows alternate gate, up, gate, up, ...,
+    so that each block of rows holds whole pairs.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Norms over features that are split over y. Only a few numbers per row are communicated over y.
+"""Norms over features that are split over y. They communicate only a few numbers per row over y.
 
 Statistics are computed in fp32 (fp64 for fp64). Weights are [H / Gy]. Backward sums their gradient
 over this rank's rows only, and `sync_gradients` sums it over every axis that splits the rows.
@@ -46,7 +46,7 @@ class _Norm(ShardedModule):
             initialize(self, seed=seed)
 
     def _spec(self, value: float) -> ParameterSpec:
-        """Returns how the grid treats a parameter whose initial values are all the same."""
+        """Returns the spec of a parameter with a constant initial value."""
         summed_over = tuple(reversed(rows_over(self.layout, "x")))
         return ParameterSpec((self.features,), {0: ("y",)}, summed_over, Init.constant(value))
 
@@ -119,10 +119,10 @@ class HeadNorm(_Norm):
 
 
 class _Normalize(torch.autograd.Function):
-    """LayerNorm, or RMSNorm where there is no bias, as one node of the autograd graph.
+    """LayerNorm, or RMSNorm if there is no bias, as one node of the autograd graph.
 
-    Autograd of the formula would pass over the rows four times as often, and would save four
-    tensors of their size for backward instead of one.
+    Autograd of the formula would pass over the rows four times as often, and save four tensors of
+    their size for backward instead of one.
     """
 
     @staticmethod

@@ -1,4 +1,4 @@
-"""Where tokens stand in their sequences, what they attend to, and what is kept of earlier ones."""
+"""Positions and masks of tokens in their sequences, and the KV cache of earlier tokens."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class Places:
     """Where the tokens of a (data, z) group stand, for B sequences of S tokens.
 
     positions: [B, S], each token's position in its document
-    mask: [B, 1, S, T], whether a token attends to each of T tokens; None: to those up to itself
+    mask: [B, 1, S, T], whether a token attends to each of T tokens; None: causal
     """
 
     positions: Tensor
@@ -21,22 +21,22 @@ class Places:
 
     @classmethod
     def packed(cls, documents: Tensor) -> Places:
-        """Returns the places in sequences that have several documents, one after the other.
+        """Returns the places in sequences of several concatenated documents.
 
-        documents: [B, S], a number for each token that changes where another document begins.
+        documents: [B, S], a number for each token, which changes where another document begins.
         Positions begin at 0 in each document, and no token attends to another document.
         """
         length = documents.shape[1]
         places = torch.arange(length, device=documents.device)
         begins = documents.diff(dim=1, prepend=documents[:, :1] - 1) != 0
         firsts = (places * begins).cummax(1).values
-        # A token attends to those from the first of its document up to itself.
+        # A token attends to the tokens from the first of its document up to itself.
         mask = (places >= firsts[:, :, None]) & (places <= places[:, None])
         return cls(places - firsts, mask.unsqueeze(1))
 
     @classmethod
     def cached(cls, positions: Tensor) -> Places:
-        """Returns the places of tokens that also attend to the earlier ones, which a cache has.
+        """Returns the places of tokens that also attend to earlier, cached tokens.
 
         positions: [B, S].
         """
@@ -47,7 +47,7 @@ class Places:
 class KeyValueCache:
     """The keys and values of the tokens that one attention has seen: [B, heads, slots, D] each.
 
-    The token at position p of a sequence has slot p. slots: the longest that a sequence can become.
+    The token at position p of a sequence has slot p. slots: the maximum length of a sequence.
     """
 
     def __init__(self, slots: int) -> None:
@@ -58,9 +58,9 @@ class KeyValueCache:
     def extend(
         self, keys: Tensor, values: Tensor, positions: Tensor, length: int
     ) -> tuple[Tensor, Tensor]:
-        """Puts keys and values [B, heads, S, D] into their slots; returns the first slots.
+        """Stores keys and values [B, heads, S, D] in their slots; returns the first slots.
 
-        positions: [B, S]. length: the number of slots that are returned.
+        positions: [B, S]. length: number of slots to return.
         """
         if self._keys is None or self._values is None:
             batch, heads, _, size = keys.shape

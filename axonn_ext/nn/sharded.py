@@ -1,8 +1,8 @@
-"""Parameters that a grid splits: which block a rank has, and what the initial values are.
+"""Parameters that a grid splits: each rank's block, and the initial values.
 
 The initial value of an element depends only on the seed, the full name of the parameter and the
 index of the element in the whole tensor. So it is bitwise the same on every grid, and no rank ever
-has to hold more than its block.
+holds more than its block.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from axonn_ext import ops  # noqa: F401  (registers torch.ops.axonn)
 from axonn_ext.ranks.grid import Dims, Grid
 from axonn_ext.spec.grid import SUM_ORDER
 
-_DECLARATION = "_axonn_declaration"  # the attribute of a module that `declare` sets
+_DECLARATION = "_axonn_declaration"  # the module attribute that `declare` sets
 
 
 @dataclass(frozen=True)
@@ -46,18 +46,18 @@ class Init:
 class ParameterSpec:
     """How the grid treats a parameter.
 
-    dims         the axes that split each dim, as `Grid.shard` takes them
+    dims         the axes that split each dim, as in `Grid.shard`
     summed_over  the axes over which `sync_gradients` must sum the gradient after backward: the axes
-                 that split the rows from which it is computed, without those over which backward
-                 has already summed it
+                 that split the rows from which it is computed, except those over which backward
+                 already sums it
     init         the distribution of the initial values; None: they come from elsewhere, and
                  `initialize` refuses the parameter
-    on_ends      the first and the last stage of a pipeline both hold the parameter, and a part of
-                 its gradient each: `sync_gradients` adds the two
-    padding      the last rows of the whole tensor, which are there so that the grid divides it:
-                 they are zero, and no state has them
+    on_ends      the first and the last stage of a pipeline both hold the parameter, each with a
+                 part of its gradient: `sync_gradients` adds the two
+    padding      number of zero rows at the end of the whole tensor, so that the grid divides it; no
+                 state has them
     stored_as    how the whole tensor differs from the one of that name elsewhere, such as
-                 "transposed"; a part of its name in checkpoints. It may not have a "."
+                 "transposed"; a part of its name in checkpoints. Must not contain "."
     """
 
     full_sizes: tuple[int, ...]
@@ -70,15 +70,15 @@ class ParameterSpec:
 
     @property
     def state_sizes(self) -> tuple[int, ...]:
-        """The sizes of the whole tensor as states have it, without padding."""
+        """The sizes of the whole tensor in states, without padding."""
         return (self.full_sizes[0] - self.padding, *self.full_sizes[1:])
 
     def without_padding(self, whole: Tensor) -> Tensor:
-        """Returns a whole tensor as states have it."""
+        """Returns a whole tensor without padding, as in states."""
         return whole.narrow(0, 0, whole.shape[0] - self.padding) if self.padding else whole
 
     def with_padding(self, whole: Tensor) -> Tensor:
-        """Returns a whole tensor as the grid divides it, given that of a state."""
+        """Returns a whole tensor with padding, as the grid splits it, given a state's tensor."""
         if not self.padding:
             return whole
         return torch.cat([whole, whole.new_zeros(self.padding, *whole.shape[1:])])
@@ -88,7 +88,7 @@ class WeightSource(Protocol):
     """Gathers weights over z for modules, ahead of their use; see axonn_ext.overlap."""
 
     def gather(self, parameter: nn.Parameter) -> Tensor:
-        """Returns the weight gathered over z, which is differentiable.
+        """Returns the weight gathered over z; the result is differentiable.
 
         Its memory holds the values only during `apply`.
         """
@@ -96,10 +96,10 @@ class WeightSource(Protocol):
     def apply(
         self, weight: Tensor, function: Callable[[Tensor], Tensor], *, saves_weight: bool = True
     ) -> Tensor:
-        """Returns function(weight), for a weight that `gather` returned.
+        """Returns function(weight), for a weight returned by `gather`.
 
         The weight is in memory while the function runs and, if saves_weight, in backward while the
-        last node of the function's graph runs, which saves the weight.
+        last node of the function's graph, which saves the weight, runs.
         """
 
 
@@ -121,8 +121,8 @@ class ShardedModule(nn.Module):
     ) -> None:
         """Registers this rank's block of the parameter, uninitialised.
 
-        Raises ValueError, which names the module, the parameter and the numbers, where the grid
-        does not divide the parameter.
+        Raises ValueError, which names the module, the parameter and the numbers, if the grid does
+        not divide the parameter.
         """
         try:
             _, sizes = self.grid.local_block(spec.full_sizes, spec.dims)
@@ -141,7 +141,7 @@ class Declaration:
 
 
 def declare(module: nn.Module, grid: Grid, specs: Mapping[str, ParameterSpec]) -> None:
-    """Says how the grid treats the own parameters of any module, which keeps its class.
+    """Declares how the grid treats a module's own parameters; the module keeps its class.
 
     The declaration is an attribute of the module, so copies of the module have it, too. A later one
     replaces it.
@@ -150,7 +150,7 @@ def declare(module: nn.Module, grid: Grid, specs: Mapping[str, ParameterSpec]) -
 
 
 def declaration_of(module: nn.Module) -> Declaration | None:
-    """Returns how a grid treats the module's own parameters; None if nothing says it."""
+    """Returns how a grid treats the module's own parameters; None if undeclared."""
     if isinstance(module, ShardedModule):
         return Declaration(module.grid, module.specs)
     found = getattr(module, _DECLARATION, None)
@@ -168,18 +168,18 @@ class ShardedParameter:
     grid: Grid
 
     def whole(self, block: Tensor) -> Tensor:
-        """Returns the whole tensor, without padding, of which each rank passes its block.
+        """Returns the whole tensor, without padding, given each rank's block.
 
         Collectives: an all-gather over every axis that splits it.
         """
         return self.spec.without_padding(self.grid.unshard(block, self.spec.dims))
 
     def block(self, whole: Tensor) -> Tensor:
-        """Returns this rank's block of a whole tensor without padding, with zeros for padding."""
+        """Returns this rank's zero-padded block of a whole tensor without padding."""
         return self.grid.shard(self.spec.with_padding(whole), self.spec.dims)
 
     def own_rows(self) -> int:
-        """Returns how many of the block's first rows are no padding."""
+        """Returns the number of rows at the start of the block that are not padding."""
         if not self.spec.padding:
             return len(self.parameter)
         offsets, sizes = self.grid.local_block(self.spec.full_sizes, self.spec.dims)
@@ -190,7 +190,7 @@ def sharded_parameters(module: nn.Module) -> Iterator[ShardedParameter]:
     """Yields every parameter of `module` and its submodules once, tied ones under the first name.
 
     Raises ValueError for a parameter of a module that is neither a ShardedModule nor declared,
-    because it is not known over which axes its gradient must be summed.
+    because the axes over which its gradient must be summed are unknown.
     """
     seen: set[int] = set()
     for prefix, owner in module.named_modules():
@@ -216,13 +216,13 @@ def axes_left(p: ShardedParameter) -> tuple[str, ...]:
 
 @torch.no_grad()
 def initialize(module: nn.Module, *, seed: int, prefix: str = "") -> None:
-    """Sets every parameter of `module` to its initial values, which are the same on every grid.
+    """Sets every parameter of `module` to its initial values, the same on every grid.
 
     prefix: the name of `module` in the model, if it is part of one. This needs no communication and
     no memory beyond the parameters.
 
-    Raises ValueError, before it changes anything, for a parameter whose distribution is not known:
-    one that auto_parallelize or parallelize took from another module.
+    Raises ValueError, before it changes anything, for a parameter with an unknown distribution,
+    which auto_parallelize or parallelize took from another module.
     """
     parameters = list(sharded_parameters(module))
     unknown = [p.name for p in parameters if p.spec.init is None]
@@ -247,7 +247,7 @@ def initialize(module: nn.Module, *, seed: int, prefix: str = "") -> None:
 
 
 def rows_over(layout: str, axis: str) -> tuple[str, ...]:
-    """Returns the axes that split the rows of an activation; `axis` is one only in `sharded`."""
+    """Returns the axes that split the rows of an activation, with `axis` only in `sharded`."""
     return ("data", "z", axis) if layout == "sharded" else ("data", "z")
 
 

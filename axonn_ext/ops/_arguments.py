@@ -1,4 +1,4 @@
-"""The check of arguments that Python has to make before an op is called: that they are tensors."""
+"""The argument check that Python must make before an op is called: that they are tensors."""
 
 from __future__ import annotations
 

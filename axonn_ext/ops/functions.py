@@ -110,9 +110,9 @@ def matmul_all_reduce(
 
     Sums over ranks accumulate in float32 (float64 for float64), those of NCCL in the tensors'
     dtype.
-    With deterministic=False, bits may differ from call to call where that is faster: the fused
-    kernels let the switch between more than two GPUs add, if it can. They are the same on all
-    ranks. Elsewhere it changes nothing.
+    With deterministic=False, bits may differ from call to call where that is faster: between more
+    than two GPUs, the fused kernels let the switch add, if it can. Bits are the same on all ranks.
+    Elsewhere it changes nothing.
     dy, the gradient of the result, must be whole and equal on every rank. It is if all ranks
     compute the same from the result.
     Raises ValueError if a and b do not fit.

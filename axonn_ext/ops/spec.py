@@ -28,7 +28,7 @@ Results = Tensor | tuple[Tensor, ...] | None
 
 
 class Call(SimpleNamespace):
-    """The arguments of one call as attributes: call.a_shard, call.gather_dim, call.group_size."""
+    """The arguments of a call as attributes: call.a_shard, call.gather_dim, call.group_size."""
 
     @property
     def group(self) -> Group:
@@ -54,11 +54,11 @@ class OpSpec:
     results        returns uninitialised tensors with the shapes, strides, dtypes and devices of the
                    results of a call. It assumes that the arguments are valid: only the kernels
                    check them
-    documentation  what a caller must know, laid out like a docstring; of a function of
-                   axonn_ext.ops its docstring. Indented lines are ways to call the op, with the
+    documentation  what a caller must know, laid out like a docstring; for a function of
+                   axonn_ext.ops, its docstring. Indented lines are ways to call the op, with the
                    shapes of one rank; "Backward: " says how the gradients are computed, and
-                   "Collectives: " puts `collectives` in words, each up to a full stop at the end of
-                   a line
+                   "Collectives: " describes `collectives`, each up to a full stop at the end of a
+                   line
     collectives    returns the collectives that a call issues. Those of groups of one rank are
                    included, although they send nothing
     """
@@ -89,12 +89,12 @@ class OpSpec:
 
     @property
     def backward(self) -> str:
-        """How the gradients are computed; "" if that needs no words."""
+        """How the gradients are computed; "" if it is not described."""
         return self._told("Backward")
 
     @property
     def traffic(self) -> str:
-        """The result of `collectives` in words; "" for none."""
+        """A description of the result of `collectives`; "" for none."""
         return self._told("Collectives")
 
     def _told(self, what: str) -> str:

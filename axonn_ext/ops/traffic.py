@@ -1,7 +1,7 @@
 """Describes the collectives of a group, and how many bytes a rank sends in them.
 
-A description says what data must cross ranks, not how: that of a fused op lists the collective that
-the separate matmul and collective would issue.
+A description says what data must cross ranks, not how: for a fused op, it lists the collective that
+a separate matmul and collective would issue.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ class Collective:
 
     @property
     def bytes_per_rank(self) -> int:
-        """The bytes that a rank sends in the algorithm that sends least.
+        """The bytes that a rank sends in the bandwidth-optimal algorithm.
 
-        Where ranks send different amounts, this is their mean. It is rounded up to whole elements.
+        If ranks send different amounts, this is their mean. It is rounded up to whole elements.
         Source: Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of
         workstations", 2009.
         """

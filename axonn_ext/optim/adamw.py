@@ -1,4 +1,4 @@
-"""AdamW over a module's parameters, with fp32 master weights where those are of lower precision."""
+"""AdamW over a module's parameters, with fp32 master weights for those of lower precision."""
 
 from __future__ import annotations
 
@@ -21,35 +21,35 @@ from axonn_ext.spec.optimizer import BUCKET_ELEMENTS, OptimizerOptions
 
 
 class AdamW:
-    """AdamW with the bits of torch's fused one, on fp32 copies of parameters of lower precision.
+    """AdamW, bitwise equal to torch's fused one, on fp32 copies of lower-precision parameters.
 
     A bf16 weight has 8 bits of mantissa, so an update of less than 1/256 of it would be lost; an
     fp16 one has 11. Therefore fp32 copies (masters) are updated and then cast. Weight decay applies
-    to matrices only, not to biases and norm weights. The update is elementwise, so none of these
-    options changes a bit of it on x86-64 (kernels of a GPU may round otherwise than the host):
+    only to matrices, not to biases and norm weights. The update is elementwise, so these options do
+    not change a bit of it on x86-64 (GPU kernels may round differently than the host):
 
     zero: 1 divides masters and moments over the ranks of data, each of which updates its part; then
-    all get the new parameters. 2 divides gradients, too: those of each backward pass are summed as
-    soon as a bucket is there (see optim/zero). It needs a module, not parameters, and the sums of
+    all get the new parameters. 2 also divides gradients: those of each backward pass are summed as
+    soon as a bucket is full (see optim/zero). It needs a module, not parameters, and the sums of
     `sync_gradients` or of an orchestrator. These are then not in `grad`, and `step` drops them.
 
     offload: "cpu" keeps masters and moments in host memory, pinned for a GPU, and the host updates
-    them, bucket by bucket: while one bucket is updated, the gradients of the next one cross to
-    the host, and the values of the one before return. "disk" keeps them in files without a name
-    in `folder` (default: the system's for temporary files), mapped into memory.
+    them, bucket by bucket: while one bucket is updated, the gradients of the next one are copied to
+    the host, and the values of the previous one return. "disk" keeps them in unnamed files in
+    `folder` (default: the system's temporary folder), mapped into memory.
 
-    bucket_elements: the elements of one bucket, all ranks' parts together.
+    bucket_elements: the number of elements of one bucket, over all ranks' parts.
 
-    Where masters are copies (lower precision, zero, offload), they are made here, and overwrite the
-    values that the model is given later.
+    Masters that are copies (lower precision, zero, offload) are made here, and overwrite values
+    that the model gets later.
 
-    Bytes of a bf16 or fp16 parameter on the device, per element: weight 2, gradient 2, master 4 and
+    Bytes per element of a bf16 or fp16 parameter on the device: weight 2, gradient 2, master 4 and
     moments 8; the last two are divided by data (zero), or on the host. Sources: Loshchilov and
     Hutter, Decoupled Weight Decay Regularization (https://arxiv.org/abs/1711.05101); Singh and
     Bhatele, AxoNN, section V (https://arxiv.org/abs/2110.13005), for buckets on the host.
 
-    Raises ValueError for other values, and parameters that do not fit them; OSError if the disk has
-    no room.
+    Raises ValueError for other values, or parameters that do not fit them; OSError if the disk is
+    full.
     """
 
     def __init__(
@@ -103,18 +103,18 @@ class AdamW:
 
     @property
     def pieces(self) -> list[Piece]:
-        """What this rank updates, in the order of parameters or of buckets."""
+        """The pieces that this rank updates, in the order of parameters or of buckets."""
         return [*self._whole, *(p for bucketed in self._bucketed for p in bucketed.pieces)]
 
     def pieces_of(self, parameter: nn.Parameter) -> Sequence[Piece] | None:
-        """Returns what this rank updates of a parameter; None: no rank updates it."""
+        """Returns the pieces of a parameter that this rank updates; None: no rank updates it."""
         return self._pieces_of.get(id(parameter))
 
     def runs_of(self, parameter: nn.Parameter) -> tuple[tuple[int, int, int, int], ...]:
-        """Returns the runs of a parameter in buckets; none where it is updated whole.
+        """Returns the runs of a parameter in buckets; none if it is updated whole.
 
         A run is (start, stop, place of its first element in the bucket, elements of the part of
-        one rank of data). The last is 0 where each rank of data updates all of the bucket.
+        one rank of data). The last is 0 if each rank of data updates the whole bucket.
         """
         return tuple(self._runs_of.get(id(parameter), ()))
 
@@ -126,13 +126,13 @@ class AdamW:
     def step(self, lr: float | None = None, *, gradient_factor: float = 1.0) -> None:
         """Applies the gradients; `lr` replaces the learning rate from this step on.
 
-        gradient_factor: what the gradients are multiplied by first, such as `gradient_norm`'s to
-        clip and unscale them. Gradients of lower precision are multiplied in fp32, since fp16 could
-        not hold the products; `grad` of parameters in fp32 and fp64 may be multiplied in place.
+        gradient_factor: multiplies the gradients first, such as `gradient_norm`'s factor to clip
+        and unscale them. Gradients of lower precision are multiplied in fp32, since fp16 could not
+        hold the products; `grad` of parameters in fp32 and fp64 may be multiplied in place.
 
         Collectives: with zero, an all-gather over data of each bucket that has gradients. Raises
         RuntimeError if zero has gradients that were not summed. After any other error, some
-        parameters are updated and others not: load a checkpoint before going on.
+        parameters are updated and others not: load a checkpoint before continuing.
         """
         for options in self._options.values() if lr is not None else ():
             options["lr"] = lr
@@ -169,7 +169,7 @@ class AdamW:
 
     @torch.no_grad()
     def write_back(self) -> None:
-        """Sets the parameters to the masters; call it on all ranks after these were changed.
+        """Sets the parameters to the masters; call it on all ranks after changing these.
 
         Collectives: with zero, all-gathers over data.
         """
@@ -179,23 +179,23 @@ class AdamW:
             piece.parameter.copy_(piece.master)
 
     def close(self) -> None:
-        """Lets gradients be summed as without zero again. The optimizer is of no use then."""
+        """Makes gradients be summed as without zero again. The optimizer is unusable afterwards."""
         for bucketed in self._bucketed:
             bucketed.close()
         if self._shards is not None:
             self._shards.detach()
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns moments, step counts and those masters that are copies, of this rank's pieces."""
+        """Returns moments, step counts and masters that are copies, for this rank's pieces."""
         pieces = [
             {key: value.clone() for key, value in tensors.items()} for tensors in self._tensors()
         ]
         return {"pieces": pieces, "options": [dict(options) for options in self.options]}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Loads what `state_dict` returned for the same parameters, ranks and options.
+        """Loads a `state_dict` of the same parameters, ranks and options.
 
-        Parameters whose masters are copies stay as they are until `write_back` or the next step.
+        Parameters whose masters are copies do not change until `write_back` or the next step.
 
         Raises: ValueError if the state does not fit these parameters.
         """
@@ -221,7 +221,7 @@ class AdamW:
 
 
 def _whole(parameter: nn.Parameter) -> Piece:
-    """Returns all of a parameter, whose master is the parameter itself if it is fp32 or fp64."""
+    """Returns a whole parameter; its master is the parameter itself if it is fp32 or fp64."""
     master: Tensor = parameter
     if parameter.dtype not in (torch.float32, torch.float64):
         master = parameter.detach().float().clone()
@@ -231,7 +231,7 @@ def _whole(parameter: nn.Parameter) -> Piece:
 
 
 def _alike(parameters: Iterable[nn.Parameter]) -> list[list[nn.Parameter]]:
-    """Returns the parameters of each device and dtype. Raises ValueError for strided ones."""
+    """Groups parameters by device and dtype. Raises ValueError for non-contiguous ones."""
     groups: dict[tuple[torch.device, torch.dtype], list[nn.Parameter]] = {}
     for parameter in parameters:
         if not parameter.is_contiguous():
@@ -249,7 +249,7 @@ def _shards(module: nn.Module | None, options: OptimizerOptions) -> GradientShar
     if module is None:
         raise ValueError(
             f"AdamW: zero={options.zero} needs a module, which says how a grid splits its "
-            "parameters, got parameters alone"
+            "parameters, got only parameters"
         )
     parameters = [p for p in sharded_parameters(module) if p.parameter.requires_grad]
     if all(p.grid.size("data") == 1 for p in parameters):
@@ -257,7 +257,7 @@ def _shards(module: nn.Module | None, options: OptimizerOptions) -> GradientShar
     if options.zero > 1 and parameters[0].grid.size("pipe") > 1:
         raise ValueError(
             "AdamW: zero=2 sums the gradients of each backward pass over data, which the stages "
-            "of a pipeline run in an order of their own; with pipe > 1 use zero=1"
+            "of a pipeline run in different orders; with pipe > 1 use zero=1"
         )
     elements = options.bucket_elements
     return GradientShards(parameters, bucket_elements=elements, stage=options.zero)

@@ -1,4 +1,4 @@
-"""Updates parameters bucket by bucket: each rank its parts (ZeRO), on the device or on the host."""
+"""Updates parameters bucket by bucket: all or a rank's parts (ZeRO), on the device or the host."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from axonn_ext.optim.places import Place
 from axonn_ext.optim.zero import Bucket, GradientShards, Run, buckets_of
 from axonn_ext.optim.zero.shards import SummedBucket
 
-RETURNING = 2  # buckets at a time: while the other ranks get one, the next one is updated
+RETURNING = 2  # buckets at a time: while one is sent to the other ranks, the next one is updated
 
 
 @dataclass(frozen=True)
 class UpdatedBucket:
-    """A bucket of which this rank updates a part, or all.
+    """A bucket that this rank updates, partly or completely.
 
     summed: the sum of its gradients over data; None: they are in `grad`
     """
@@ -44,17 +44,17 @@ class UpdatedBucket:
 
     @property
     def has_gradients(self) -> bool:
-        """Whether there is a gradient, on this rank or on another one of data."""
+        """Whether this rank or another rank of data has a gradient."""
         if self.summed is not None:
             return self.summed.gradient is not None
         return any(run.parameter.grad is not None for run in self.runs)
 
 
 class BucketedUpdate:
-    """AdamW for parameters of one dtype on one device, which must be contiguous.
+    """AdamW for contiguous parameters of one dtype on one device.
 
-    shards: where the sums of gradients are, if ZeRO keeps them in parts. crossing: None updates on
-    the device; else it is called with the gradients' dtype and the elements of the largest part.
+    shards: holds the sums of gradients, if ZeRO keeps them in parts. crossing: None updates on the
+    device; else it is called with the gradients' dtype and the elements of the largest part.
 
     Collectives of a step: with shards, an all-gather over data of each bucket that has gradients.
     """
@@ -74,8 +74,8 @@ class BucketedUpdate:
         if crossing is not None:
             numel = max((b.bucket.part_numel for b in self.buckets), default=0)
             self._crossing = crossing(parameters[0].dtype, numel)
-        # Where nothing crosses, there is nothing to do beside the update, and a second thread would
-        # start a second team of OpenMP's threads, for which there are no cores.
+        # Without transfers there is nothing to overlap with the update, and a second thread would
+        # start a second team of OpenMP threads, for which there are no cores.
         self._slots = 1 if self._crossing is None else self._crossing.slots
         self._worker: ThreadPoolExecutor | None = None
         if self._slots > 1:
@@ -87,7 +87,7 @@ class BucketedUpdate:
         return [piece for bucket in self.buckets for piece in bucket.pieces]
 
     def step(self, options: Mapping[bool, Options], factor: float) -> None:
-        """Updates what has gradients, multiplied by the factor, and gives it to all ranks."""
+        """Updates pieces with gradients, multiplied by the factor, and sends them to all ranks."""
         self._run([b for b in self.buckets if b.has_gradients], options, factor)
 
     def write_back(self) -> None:
@@ -102,11 +102,11 @@ class BucketedUpdate:
     def _run(
         self, buckets: Sequence[UpdatedBucket], options: Mapping[bool, Options], factor: float
     ) -> None:
-        """Updates the buckets. After a failure, too, nothing is being updated any more."""
+        """Updates the buckets. Even after a failure, no update is in progress any more."""
         try:
             self._run_all(buckets, options, factor)
         except BaseException:
-            if self._worker is not None:  # it does one thing after the other
+            if self._worker is not None:  # a single thread, which runs its tasks in order
                 self._worker.submit(lambda: None).result()
             raise
         finally:
@@ -116,7 +116,7 @@ class BucketedUpdate:
     def _run_all(
         self, buckets: Sequence[UpdatedBucket], options: Mapping[bool, Options], factor: float
     ) -> None:
-        """Lets one bucket cross while the one before is updated and the one before that returns."""
+        """Overlaps three buckets at a time: one is copied, one is updated and one returns."""
         updated: deque[Callable[[], Callable[[], None]]] = deque()
         returned: deque[Callable[[], None]] = deque()
         for number, bucket in enumerate(buckets):
@@ -135,7 +135,7 @@ class BucketedUpdate:
     ) -> Callable[[], Callable[[], None]]:
         """Starts a bucket's update.
 
-        The result waits for it and starts to return the values; what it returns waits for these.
+        The result waits for it and starts to return the values; its own result waits for these.
         """
         part, places = self._places(bucket)
         if self._crossing is None:
@@ -159,9 +159,9 @@ class BucketedUpdate:
         return deliver
 
     def _places(self, bucket: UpdatedBucket) -> tuple[Tensor | None, list[Tensor]]:
-        """Returns where on the device the updated values of the runs go.
+        """Returns the destinations on the device of the updated values of the runs.
 
-        With ZeRO, that is memory for this rank's part, which is returned, too.
+        With ZeRO, they lie in memory for this rank's part, which is also returned.
         """
         if self._shards is None:
             return None, [run.of(run.parameter) for run in bucket.runs]
@@ -170,7 +170,7 @@ class BucketedUpdate:
         return part, [run.inside(part) for run in bucket.runs]
 
     def _give(self, bucket: UpdatedBucket, part: Tensor | None) -> Callable[[], None]:
-        """Starts to give a part to the other ranks; what it returns puts all into parameters."""
+        """Starts to send a part to the other ranks; the result copies all into parameters."""
         if part is None or self._shards is None:
             return lambda: None
         assert bucket.summed is not None
@@ -202,7 +202,7 @@ class BucketedUpdate:
         self, bucket: UpdatedBucket, gradients: Callable[[], Values], targets: Sequence[Tensor],
         options: Mapping[bool, Options], factor: float,
     ) -> None:  # fmt: skip
-        """Updates what has a gradient. The targets get the masters of all pieces."""
+        """Updates pieces with a gradient. The targets get the masters of all pieces."""
         updated: list[tuple[Piece, Tensor, Tensor]] = []
         for piece, gradient, target in zip(bucket.pieces, gradients(), targets, strict=True):
             if options and gradient is not None:

@@ -1,4 +1,4 @@
-"""How gradients cross from the device to the host, and updated values back."""
+"""Transfers gradients from the device to the host, and updated values back."""
 
 from __future__ import annotations
 
@@ -12,38 +12,38 @@ Values = list[Tensor | None]  # of the runs of a bucket; None: no gradient
 
 
 class Crossing(Protocol):
-    """Carries the buckets of a step, each in one of its slots.
+    """Transfers the buckets of a step, each in one of its slots.
 
-    slots: how many buckets cross or are updated at a time.
+    slots: number of buckets that are transferred or updated at a time.
 
-    It begins after all work that the device was given before. Whatever it carries must stay until
-    the host has waited for it (gradients), or the device (values).
+    Transfers start after all work queued on the device before. The source memory must stay valid
+    until the host has waited for it (gradients), or the device (values).
     """
 
     slots: int
 
     def to_host(self, slot: int, values: Values) -> Callable[[], Values]:
-        """Starts to carry gradients to the host. The result waits for them and returns them."""
+        """Starts to copy gradients to the host. The result waits for them and returns them."""
         ...
 
     def targets(self, slot: int, places: Sequence[Tensor]) -> list[Tensor]:
-        """Returns memory of the host for what will go to these places of the device.
+        """Returns host memory for the values that will go to these places on the device.
 
-        It may be written once what `to_host` returned has returned.
+        It may be written once the function returned by `to_host` has returned.
         """
         ...
 
     def to_device(self, slot: int, places: Sequence[Tensor]) -> None:
-        """Starts to carry what was written to the targets of the slot to these places."""
+        """Starts to copy the targets of the slot to these places."""
         ...
 
     def arrived(self) -> None:
-        """Makes the device wait for all that was carried to it so far."""
+        """Makes the device wait for all copies to it so far."""
         ...
 
 
 class NoCrossing:
-    """For a device that is the host: gradients and parameters are used where they are."""
+    """For a device that is the host: gradients and parameters are used in place."""
 
     slots = 1
 
@@ -61,7 +61,7 @@ class NoCrossing:
 
 
 class StreamCrossing:
-    """Through pinned memory, on two streams of a GPU: one for each direction.
+    """Transfers through pinned memory, on two streams of a GPU, one for each direction.
 
     `gpu` is torch.cuda, or a substitute in tests. numel: of the largest part of a bucket.
     """
@@ -75,7 +75,7 @@ class StreamCrossing:
         self._down, self._up = gpu.Stream(device), gpu.Stream(device)
         self._gradients = [self._pinned(numel, dtype) for _ in range(self.slots)]
         self._results = [self._pinned(numel, dtype) for _ in range(self.slots)]
-        # Events: the results of a slot are on the device.
+        # Events: the results of a slot have arrived on the device.
         self._left: list[Any] = [None] * self.slots
 
     def _pinned(self, numel: int, dtype: torch.dtype) -> Tensor:
@@ -97,7 +97,7 @@ class StreamCrossing:
             there.record(self._down)
         before = self._left[slot]
 
-        # Memory of a gradient that nothing else keeps would be used again before it is read.
+        # Otherwise memory of a gradient with no other owner would be reused before it is read.
         def wait(_: Values = values) -> Values:
             there.synchronize()
             if before is not None:

@@ -2,7 +2,7 @@
 
 Gradients are summed, never averaged, because the loss is already a mean over the global batch. Each
 gradient is summed over exactly the axes that split the rows from which it is computed (see
-docs/architecture.md). In the norm, a gradient of which several ranks have copies counts once.
+docs/architecture.md). In the norm, a gradient with copies on several ranks counts once.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from axonn_ext.spec.parallel import BUCKET_BYTES
 
 @torch.no_grad()
 def sync_gradients(module: nn.Module) -> None:
-    """Sums every gradient over the axes over which backward has not summed it; call it once a step.
+    """Sums every gradient over the axes that backward does not sum over; call it once per step.
 
     With gradient accumulation, call it after the last micro-batch. Parameters without a gradient
     are skipped; they must be the same on every rank. Collectives: all-reduces over x, z and data,
     for norms of heads also over y, in buckets, which are sent in the gradients' dtype and
-    accumulated in fp32; and one of a table that both ends of a pipeline hold. Where ZeRO keeps the
+    accumulated in fp32; and one of a table that both ends of a pipeline hold. If ZeRO keeps the
     sums in parts, they are no longer in `grad`, and the all-reduces over data are reduce-scatters;
-    an all-gather of a number for each parameter compares who has gradients. All parameters of such
-    an optimizer are summed together, also those that are not in `module`.
+    an all-gather of a number for each parameter compares which gradients exist. All parameters of
+    such an optimizer are summed together, even those that are not in `module`.
 
-    Raises RuntimeError, on every rank of data, if ZeRO finds that they have gradients of different
-    parameters.
+    Raises RuntimeError, on every rank of data, if ZeRO finds that these ranks have gradients of
+    different parameters.
     """
     every = list(sharded_parameters(module))
     whole = [p for p in every if shards_of(p.parameter) is None]
@@ -53,9 +53,9 @@ def sync_gradients(module: nn.Module) -> None:
 
 
 def sum_over_ends(parameters: Iterable[ShardedParameter]) -> None:
-    """Adds the gradients of what the first and the last stage of a pipeline both hold.
+    """Adds the gradients of parameters that the first and the last pipeline stage both hold.
 
-    A stage that computed none adds zeros. Collectives: an all-reduce of each over the two stages.
+    A stage without a gradient adds zeros. Collectives: an all-reduce of each over the two stages.
     """
     for p in parameters:
         if p.spec.on_ends and p.grid.ends.size > 1 and p.parameter.requires_grad:
@@ -93,10 +93,10 @@ def split_like(flat: Tensor, tensors: Sequence[Tensor]) -> list[Tensor]:
 
 
 class GradientNorm(NamedTuple):
-    """What `gradient_norm` returns: fp64 scalars, equal on every rank.
+    """The result of `gradient_norm`: fp64 scalars, equal on every rank.
 
-    norm: of the gradients of the whole model, without the loss scale. factor: what the gradients
-    must be multiplied by to lose the loss scale and to have at most the norm that was asked for.
+    norm: of the gradients of the whole model, without the loss scale. factor: multiplies the
+    gradients to remove the loss scale and to clip them to the maximum norm.
     """
 
     norm: Tensor
@@ -107,13 +107,13 @@ class GradientNorm(NamedTuple):
 def gradient_norm(
     module: nn.Module, max_norm: float = math.inf, *, loss_scale: float = 1.0
 ) -> GradientNorm:
-    """Returns the global norm of all gradients, and by what to multiply them; changes none.
+    """Returns the global norm of all gradients, and the factor to multiply them by; changes none.
 
-    `optim.AdamW.step` takes the factor. Call this after `sync_gradients`. loss_scale: what the loss
-    was multiplied by before backward. If gradients have overflowed, the norm is not finite, and the
-    factor is of no use. Squares are added in fp32 within a gradient (fp64 for fp64), and in fp64
-    over gradients and ranks. Collectives: an all-reduce of one number over each of x, y, z and
-    pipe, and over data where ZeRO keeps the sums in parts.
+    `optim.AdamW.step` takes the factor. Call this after `sync_gradients`. loss_scale: the factor by
+    which the loss was multiplied before backward. If gradients have overflowed, the norm is not
+    finite, and the factor is meaningless. Squares are added in fp32 within a gradient (fp64 for
+    fp64), and in fp64 over gradients and ranks. Collectives: an all-reduce of one number over each
+    of x, y, z and pipe, and over data if ZeRO keeps the sums in parts.
 
     Raises ValueError if max_norm is not positive, loss_scale is not positive and finite, or the
     parameters lie on several grids.
@@ -126,7 +126,7 @@ def gradient_norm(
 
 
 def clipping_factor(norm: Tensor, max_norm: float) -> Tensor:
-    """Returns what gradients of that norm must be multiplied by to have at most `max_norm`."""
+    """Returns the factor that scales gradients with norm `norm` to at most `max_norm`."""
     return (max_norm / (norm + 1e-6)).clamp(max=1.0)
 
 
@@ -137,7 +137,7 @@ def clip_grad_norm_(module: nn.Module, max_norm: float) -> Tensor:
     The returned norm is that of the whole model before clipping, an fp64 scalar that is equal on
     every rank. Call this after `sync_gradients`. With an infinite `max_norm`, or if the norm is not
     finite, gradients are not scaled. Collectives: an all-reduce of one number over each of x, y,
-    z and pipe, and over data where ZeRO keeps the sums in parts.
+    z and pipe, and over data if ZeRO keeps the sums in parts.
 
     Raises ValueError if max_norm is not positive, or the parameters lie on several grids.
     """
@@ -146,10 +146,10 @@ def clip_grad_norm_(module: nn.Module, max_norm: float) -> Tensor:
 
 @torch.no_grad()
 def clip_sharded_(parameters: Iterable[ShardedParameter], max_norm: float) -> Tensor:
-    """Does what `clip_grad_norm_` does, with some parameters of one or several modules."""
+    """Same as `clip_grad_norm_` for some parameters of one or several modules."""
     every = list(parameters)
     norm = _norm("clip_grad_norm_", every, max_norm)
-    # If a gradient is not finite, the others stay, so that it can still be found.
+    # If a gradient is not finite, do not scale the others, so that it can still be found.
     factor = clipping_factor(norm, max_norm).where(norm.isfinite(), 1.0)
     if math.isfinite(max_norm):
         for _, gradient in (*_whole(every), *_parts(every)):
@@ -176,12 +176,12 @@ def _norm(caller: str, every: list[ShardedParameter], max_norm: float) -> Tensor
 
 
 def _whole(every: Iterable[ShardedParameter]) -> list[tuple[ShardedParameter, Tensor]]:
-    """Returns the gradients that this rank has whole."""
+    """Returns the gradients that are whole on this rank."""
     return [(p, p.parameter.grad) for p in every if p.parameter.grad is not None]
 
 
 def _parts(every: Iterable[ShardedParameter]) -> list[tuple[ShardedParameter, Tensor]]:
-    """Returns the parts of gradients of which this rank has the sums over data (ZeRO)."""
+    """Returns this rank's parts of gradients that are summed over data (ZeRO)."""
     every = list(every)
     kept = {id(p.parameter) for p in every}
     found = [pair for shards in all_shards(every) for pair in shards.gradients()]
@@ -189,7 +189,7 @@ def _parts(every: Iterable[ShardedParameter]) -> list[tuple[ShardedParameter, Te
 
 
 def _square(gradients: Sequence[tuple[ShardedParameter, Tensor]], device: torch.device) -> Tensor:
-    """Returns the sum of the squares in fp64, in which what several ranks hold counts once."""
+    """Returns the sum of the squares in fp64; blocks that several ranks hold count once."""
     norms = torch._foreach_norm([widened(g) for _, g in gradients]) if gradients else ()
     squares = [n.double().square() / _copies(p) for n, (p, _) in zip(norms, gradients, strict=True)]
     if not squares:
@@ -203,7 +203,7 @@ def _grad(p: ShardedParameter) -> Tensor:
 
 
 def widened(t: Tensor) -> Tensor:
-    """Returns a tensor of lower precision in fp32, and others as they are."""
+    """Returns a tensor of lower precision in fp32, and others unchanged."""
     return t.float() if t.dtype in (torch.bfloat16, torch.float16) else t
 
 

@@ -9,7 +9,7 @@ _STATE = ("loss_scale", "clean_steps", "num_overflows")
 
 
 class LossScaler:
-    """A loss scale that falls when gradients overflow fp16, and rises while none do.
+    """A loss scale that falls when gradients overflow fp16, and rises while they do not.
 
         scaler = LossScaler()
         for step in ...:
@@ -22,8 +22,8 @@ class LossScaler:
     fp16 has no numbers below 6e-8, so small gradients would be zero. After a step whose gradients
     overflow, the scale is halved and the step must be skipped; after `loss_scale_window` steps in a
     row without overflow it is doubled. With powers of two, scaling rounds no gradient that fp16
-    holds in full precision. Ranks that pass `update` the same have the same scale: the norm of
-    `gradient_norm` is equal on all ranks.
+    holds in full precision. Ranks that call `update` with equal values have equal scales: the norm
+    of `gradient_norm` is equal on all ranks.
 
     initial_loss_scale: the scale of the first step. min_loss_scale, max_loss_scale: its bounds.
     loss_scale_window: steps. This issues no collectives.
@@ -56,21 +56,21 @@ class LossScaler:
 
     @property
     def loss_scale(self) -> float:
-        """What the loss of the next step is multiplied by."""
+        """The factor for the loss of the next step."""
         return self._scale
 
     @property
     def is_least(self) -> bool:
-        """Whether the scale cannot fall any more, so that a smaller one is no way out."""
+        """Whether the scale is at its minimum and cannot fall any more."""
         return self._scale <= self._min
 
     @property
     def num_overflows(self) -> int:
-        """How many steps have overflowed, those before a resumed state included."""
+        """Number of steps that overflowed, including those before a resumed state."""
         return self._num_overflows
 
     def update(self, overflow: bool) -> bool:
-        """Takes note of a step; returns `overflow`, that is, whether the step must be skipped."""
+        """Records a step; returns `overflow`, that is, whether the step must be skipped."""
         if overflow:
             self._num_overflows += 1
             self._clean_steps = 0
@@ -83,14 +83,14 @@ class LossScaler:
         return False
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the scale, and what decides when it changes, as numbers that JSON can have."""
+        """Returns the scale and the counts that decide when it changes, as JSON numbers."""
         values = (self._scale, self._clean_steps, self._num_overflows)
         return dict(zip(_STATE, values, strict=True))
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Loads what `state_dict` returned. A scale beyond this scaler's bounds becomes the bound.
+        """Loads a `state_dict`. A scale beyond this scaler's bounds is clamped.
 
-        Raises ValueError, before anything is changed, for a state that is not one of these.
+        Raises ValueError, before anything is changed, for an invalid state.
         """
         is_state = isinstance(state, dict)
         found: list[Any] = [state.get(key) if is_state else None for key in _STATE]
@@ -102,6 +102,6 @@ class LossScaler:
                 f"{', '.join(_STATE)}, got {state}"
             )
         self._scale = min(max(float(scale), self._min), self._max)
-        # A run that goes on with a shorter window may have passed its end already.
+        # A run that resumes with a shorter window may already have passed its end.
         self._clean_steps = min(clean_steps, self._window - 1)
         self._num_overflows = num_overflows

@@ -1,4 +1,4 @@
-"""What AdamW keeps, piece by piece, and the update of pieces on the device and on the host."""
+"""AdamW's state, piece by piece, and the update of pieces on the device and on the host."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from torch.optim.adamw import adamw
 class Piece:
     """A run of a parameter's elements, in row-major order, that this rank updates.
 
-    master       what is updated: the parameter itself, or a copy of these elements in fp32
+    master       the updated tensor: the parameter itself, or an fp32 copy of these elements
     exp_avg, exp_avg_sq  the moments, shaped like the master
-    step         how often it was updated, a number in fp32
+    step         the number of updates, in fp32
     """
 
     parameter: nn.Parameter
@@ -30,23 +30,23 @@ class Piece:
 
     @property
     def state(self) -> dict[str, Tensor]:
-        """The tensors that AdamW keeps, by their names."""
+        """The tensors that AdamW keeps, by name."""
         return {"step": self.step, "exp_avg": self.exp_avg, "exp_avg_sq": self.exp_avg_sq}
 
     @property
     def decays(self) -> bool:
-        """Whether weight decay applies: to matrices alone."""
+        """Whether weight decay applies: only to matrices."""
         return self.parameter.dim() >= 2
 
 
-Options = dict[str, Any]  # lr, betas, eps and weight_decay, as torch.optim.AdamW names them
+Options = dict[str, Any]  # lr, betas, eps and weight_decay, as in torch.optim.AdamW
 
 
 @torch.no_grad()
 def update(
     pieces: Sequence[Piece], gradients: Sequence[Tensor], options: Mapping[bool, Options]
 ) -> None:
-    """Updates pieces by torch's fused AdamW, given gradients of the dtypes of their masters.
+    """Updates pieces by torch's fused AdamW, given gradients in the dtypes of their masters.
 
     options: of the pieces that decay (True) and of the others (False)
     """
@@ -66,11 +66,11 @@ def update(
 def update_on_host(
     updated: Sequence[tuple[Piece, Tensor, Tensor]], options: Mapping[bool, Options], factor: float
 ) -> None:
-    """Updates pieces in host memory, each given with its gradient and with room for its weight.
+    """Updates pieces in host memory, each given with its gradient and memory for its new weight.
 
-    It is one pass over memory, on all threads of the rank. Gradients and weights are flat,
-    contiguous and of the parameters' dtype. Gradients are multiplied by the factor in the dtype of
-    masters. On x86-64 the bits are those of `update`, but a NaN may have others.
+    It takes one pass over memory, on all threads of the rank. Gradients and weights are flat,
+    contiguous and in the parameters' dtype. Gradients are multiplied by the factor in the dtype of
+    the masters. On x86-64 the results are bitwise those of `update`, except for the bits of NaNs.
 
     Raises ValueError or TypeError for tensors that do not fit each other.
     """

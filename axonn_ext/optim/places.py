@@ -1,4 +1,4 @@
-"""Where AdamW's state lies: on the device, in host memory, or in a file that is mapped there."""
+"""Where AdamW's state lies: on the device, in host memory, or in a memory-mapped file."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from torch import Tensor
 class Place:
     """Memory for AdamW's state.
 
-    offload  "none": on the device; "cpu": in host memory, which is pinned for a GPU; "disk": in
-             files without a name, which are mapped into memory and end with the process
+    offload  "none": on the device; "cpu": in host memory, pinned for a GPU; "disk": in unnamed
+             files, which are mapped into memory and disappear with the process
     folder   of the files
     """
 
@@ -25,7 +25,7 @@ class Place:
     folder: Path
 
     def zeros(self, numel: int, dtype: torch.dtype) -> Tensor:
-        """Returns so many zeros. Raises OSError where the disk has no room."""
+        """Returns `numel` zeros. Raises OSError if the disk is full."""
         if self.offload == "none":
             return torch.zeros(numel, dtype=dtype, device=self.device)
         if self.offload == "cpu":
@@ -34,12 +34,13 @@ class Place:
 
 
 def _mapped(folder: Path, numel: int, dtype: torch.dtype) -> Tensor:
-    """Returns zeros in a new file, which is gone when nothing uses the tensor any more.
+    """Returns zeros in a new file, which disappears when nothing uses the tensor any more.
 
-    The file never has a name (O_TMPFILE), so that nothing is left of a process that is killed.
+    The file never has a name (O_TMPFILE), so that a killed process leaves nothing behind.
     """
     with tempfile.TemporaryFile(dir=folder) as file:
-        # All of it is taken now: a full disk would end the process when the memory is written.
+        # Allocate all of it now: with a full disk, a later write to the memory would kill the
+        # process.
         os.posix_fallocate(file.fileno(), 0, max(1, numel) * dtype.itemsize)
         path = f"/proc/self/fd/{file.fileno()}"
         return torch.from_file(path, shared=True, size=numel, dtype=dtype)

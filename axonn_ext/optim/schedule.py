@@ -19,7 +19,7 @@ class WarmupCosine:
     total_steps: int
 
     def __call__(self, step: int) -> float:
-        """Returns the learning rate of step `step`, counted from 0."""
+        """Returns the learning rate of a step, counted from 0."""
         if step < self.warmup_steps:
             return self.peak * (step + 1) / self.warmup_steps
         span = max(1, self.total_steps - 1 - self.warmup_steps)

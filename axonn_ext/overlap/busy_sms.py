@@ -1,4 +1,4 @@
-"""Tells the fused ops of a GPU how many of its SMs collectives take at the same time."""
+"""Tells the fused ops of a GPU how many SMs concurrent collectives occupy."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from axonn_ext import _C
 
 NCCL_SMS = 24
-"""The CTAs of a collective of NCCL that nothing bounds, between Hopper GPUs on NVLink. A guess."""
+"""The CTAs of an NCCL collective without a limit, between Hopper GPUs on NVLink. A guess."""
 
 
 class BusySms:
@@ -21,7 +21,7 @@ class BusySms:
     the GPU has passed the last one, or until the current stream waits for it. Fused ops called in
     the meantime leave that number of SMs free (AXONN_FUSED_FREE_SMS).
 
-    sms: what one collective takes.
+    sms: the SMs that one collective takes.
     """
 
     def __init__(self, device: torch.device, *, sms: int) -> None:
@@ -45,11 +45,11 @@ class BusySms:
             self._released(running)
 
     def look(self) -> None:
-        """Forgets collectives that the GPU has finished. Not to be called during a capture."""
+        """Forgets collectives that the GPU has finished. Must not be called during a capture."""
         for running in self._lanes.values():
             if not running:
                 continue
-            # A graph has the events of its capture; they cannot be asked.
+            # Events recorded during a capture belong to the graph and cannot be queried.
             while running and (running[0].is_captured or running[0].done.query()):
                 running.popleft()
             self._released(running)

@@ -14,7 +14,7 @@ _MICRO = 1e6
 
 @dataclass(frozen=True)
 class Span:
-    """Something that the program did, with its times in seconds of `_C.Lanes.now`."""
+    """An activity of the program, with its times in seconds of `_C.Lanes.now`."""
 
     name: str
     begin: float
@@ -27,7 +27,7 @@ def write_chrome_trace(
 ) -> None:
     """Writes `compute` as the first row and two rows for each axis.
 
-    The first row of an axis shows its collectives, the second when the program waited for one.
+    The first row of an axis shows its collectives, the second the program's waits for them.
     """
     spans = list(compute)
     origin = min((span.begin for span in spans), default=0.0)

@@ -1,4 +1,4 @@
-"""Measures when streams of a GPU reach an event, on the clock of the host."""
+"""Measures, on the host's clock, when streams of a GPU reach an event."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from axonn_ext import _C
 class StreamClock:
     """Converts the times of events on a GPU's streams into seconds of `_C.Lanes.now`.
 
-    Both clocks are read together once, for which the host waits. A GPU gives times as fp32
-    differences to a base event, so the base should not lie hours before the events. `gpu` is
+    Both clocks are read together once; the host waits for that. A GPU reports times as fp32
+    differences from a base event, so the base should not lie hours before the events. `gpu` is
     torch.cuda, or a substitute in tests.
     """
 

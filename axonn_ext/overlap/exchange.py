@@ -1,4 +1,4 @@
-"""Sends what ZeRO exchanges through the lanes of an orchestrator."""
+"""Runs ZeRO's collectives on the lanes of an orchestrator."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ from axonn_ext.overlap.sums import sum_of_blocks
 
 
 class LaneExchange:
-    """An Exchange whose collectives run beside computation; see axonn_ext.optim.zero.exchange.
+    """An Exchange whose collectives overlap computation; see axonn_ext.optim.zero.exchange.
 
     Ranks exchange blocks in the gradients' dtype, and each rank adds those that it receives in rank
-    order, so the sums are repeatable. other: for axes that have no lane, over which no gradient of
-    the orchestrator's module is summed, but one of another module of the same optimizer may be.
+    order, so the sums are repeatable. other: for axes without a lane. No gradient of the
+    orchestrator's module is summed over them, but one of another module of the same optimizer may
+    be.
     """
 
     def __init__(self, lanes: Mapping[str, Lane], other: Exchange) -> None:
@@ -37,7 +38,7 @@ class LaneExchange:
     def reduce_scatter(self, flat: Tensor, what: str) -> Pending:
         """See Exchange. Raises RuntimeError while a CUDA graph is captured.
 
-        A graph that is replayed would leave no note of the sums that it makes.
+        The replay of a graph would leave no record of its sums.
         """
         lane, blocks = self._lanes["data"], torch.empty_like(flat)
         if lane.capturing:
@@ -62,5 +63,5 @@ class LaneExchange:
         return result
 
     def first_difference(self, numbers: list[int]) -> int | None:
-        """Returns None: lanes compare what was sent, of which the gradients are a part."""
+        """Returns None: lanes already compare their collectives, including those of gradients."""
         return None

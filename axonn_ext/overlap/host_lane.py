@@ -19,7 +19,7 @@ from axonn_ext.ranks.grid import AxisGroup
 
 
 class HostLane(Lane):
-    """Runs c10d's collectives on CPU tensors, in threads of c10d.
+    """Runs c10d's collectives on CPU tensors, in c10d's threads.
 
     On an emulated link (AXONN_EMULATED_LINKS) a collective is done when such a link would be done.
     """
@@ -108,7 +108,7 @@ class _OnHost(Collective):
         while not self._done.wait(POLL_SECONDS):
             if time.monotonic() > deadline:
                 raise self.took_too_long()
-            # If another rank has failed, this rank looks once more before it gives up.
+            # If another rank has failed, this rank checks once more before it gives up.
             if self._watch.someone_failed() and not self._done.wait(POLL_SECONDS):
                 raise self.failed("given up, since another rank has failed")
 

@@ -16,7 +16,7 @@ ORDER = "the order of collectives"
 
 
 class Collective(ABC):
-    """A collective that was started."""
+    """A started collective."""
 
     def __init__(self, signature: str, sequence: int, watch: Watch) -> None:
         self.signature = signature
@@ -77,7 +77,7 @@ class Lane(ABC):
         return self._issue("all_gather", what, (shard, output), output.nbytes, start)
 
     def all_to_all(self, output: Tensor, input: Tensor, what: str) -> Collective:
-        """Starts an all-to-all: `input` has one block for each rank, `output` one from each."""
+        """Starts an all-to-all: `input` has a block for each rank, `output` gets one from each."""
 
         def start() -> Started:
             return self._transport.all_to_all(output, input)
@@ -99,9 +99,9 @@ class Lane(ABC):
 
     @abstractmethod
     def start_check(self) -> None:
-        """Starts a check, at the end of a step, that all ranks of the axis issued the same so far.
+        """Starts a check, at the end of a step, that all ranks issued the same collectives so far.
 
-        It settles the check before it. Collectives: an all-gather of 8 bytes per rank.
+        It settles the previous check. Collectives: an all-gather of 8 bytes per rank.
         """
 
     @abstractmethod

@@ -57,8 +57,8 @@ class Orchestrator:
     matter. Ranks that run the same program therefore issue the same collectives. All sums have a
     fixed order, and `set_wait_at_once` does not change any bit.
 
-    On GPUs, collectives go over the grid's NCCL communicators of our own, or over its c10d groups:
-    see Overlap. With the former, a failed collective aborts those of all ranks, who all get an
+    On GPUs, collectives go over the grid's own NCCL communicators, or over its c10d groups: see
+    Overlap. With the former, a failed collective aborts those of all ranks, and every rank gets an
     error; with the latter, c10d ends the process.
 
     All ranks must make the same orchestrators in the same order. A process may have several, each
@@ -69,8 +69,8 @@ class Orchestrator:
     Raises:
         ValueError: the parameters lie on several grids or devices, or belong to another
             orchestrator already; or options of GPUs are set for parameters on the CPU.
-        RuntimeError: communicators of our own are asked for, and some rank cannot have them; or a
-            rank does not come to make them within AXONN_TIMEOUT_SECONDS.
+        RuntimeError: own communicators are required but some rank cannot have them; or a rank does
+            not take part in making them within AXONN_TIMEOUT_SECONDS.
         CommunicationError (from any later call, backward included; on GPUs from `sync_gradients`
             and `settle`): a collective failed, took more than AXONN_TIMEOUT_SECONDS, or ranks
             issued different collectives.
@@ -89,7 +89,7 @@ class Orchestrator:
         self._buckets = BucketedSums(self._lanes, bucket_bytes=self.overlap.bucket_bytes)
         self._exchange = LaneExchange(self._lanes, BlockingExchange(grid, self._device))
         self._syncs = True
-        # The number of gradients that gathered weights still have to get, by id of the parameter.
+        # The number of gradients still to come for each gathered weight, by id of the parameter.
         self._gradients_to_come: Counter[int] = Counter()
         self._graph_task = -1
         self._weights: GatheredWeights | None = None
@@ -220,9 +220,9 @@ class Orchestrator:
     def settle(self) -> None:
         """Waits, on the host, for every collective of the step that `sync_gradients` has ended.
 
-        On the CPU `sync_gradients` does this itself. On GPUs `sync_gradients` settles only the step
-        before, so that the host can run a step ahead of the GPU. Call `settle` where the host is
-        about to wait for the GPU anyway.
+        On the CPU `sync_gradients` does this itself. On GPUs it settles only the previous step, so
+        that the host can run a step ahead of the GPU. Call `settle` where the host is about to wait
+        for the GPU anyway.
 
         Raises: CommunicationError, also if ranks issued different collectives in that step.
         """
@@ -232,9 +232,9 @@ class Orchestrator:
     def end_pass(self) -> None:
         """Ends a pass of a step whose passes come in no fixed order.
 
-        A pass is a forward or a backward of one micro-batch, say. The order of its weights is then
-        learned and predicted by itself, whatever came before. Weights stay gathered as the budget
-        allows.
+        A pass is, for example, the forward or backward of one micro-batch. The order of weights is
+        then learned and predicted for each pass separately, whatever came before it. Weights stay
+        gathered as the budget allows.
         """
         if self._weights is not None:
             self._weights.end_pass()
@@ -257,7 +257,7 @@ class Orchestrator:
     def set_wait_at_once(self, on: bool) -> None:
         """Makes the program wait for every collective at once, or lets them overlap again.
 
-        This holds from the next collective on, and changes no bit of the results.
+        This takes effect with the next collective, and changes no bit of the results.
         """
         for lane in self._lanes.values():
             lane.wait_at_once = on
@@ -268,7 +268,7 @@ class Orchestrator:
         return 0 if self._weights is None else self._weights.num_mispredictions
 
     def gathered_storages(self) -> list[torch.UntypedStorage]:
-        """Returns the storage of each weight that z splits; empty while it is not gathered."""
+        """Returns the storage of each weight split over z; it is empty while not gathered."""
         return [] if self._weights is None else self._weights.gathered_storages()
 
     def totals(self) -> dict[str, _C.LaneTotals]:
@@ -276,11 +276,11 @@ class Orchestrator:
         return {axis: lane.totals for axis, lane in self._lanes.items()}
 
     def progress(self) -> dict[str, tuple[str, int, str]]:
-        """Returns, by axis, the group's name, how many collectives are issued, and the last one."""
+        """Returns, by axis, the group's name, the number of collectives issued, and the last."""
         return {axis: lane.progress for axis, lane in self._lanes.items()}
 
     def record(self, on: bool) -> None:
-        """Turns recording for `take_records` on or off, from the next collective waited for on."""
+        """Turns recording for `take_records` on or off, from the next awaited collective on."""
         self._recorder.record(on)
 
     def take_records(self) -> dict[str, list[_C.LaneTask]]:
@@ -325,7 +325,7 @@ class Orchestrator:
         self._sum(p)
 
     def _sum(self, p: ShardedParameter) -> None:
-        """Sums a gradient over the axes that backward has left, in a bucket."""
+        """Sums a gradient over the axes left after backward, in a bucket."""
         shards = shards_of(p.parameter)
         if shards is None:
             if self._syncs:

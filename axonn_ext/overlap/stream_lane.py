@@ -1,4 +1,4 @@
-"""The lane for a GPU, in which streams wait for the collectives of a step, but not the host."""
+"""The lane for a GPU, in which streams, not the host, wait for the collectives of a step."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from axonn_ext.overlap.watch import POLL_SECONDS, CommunicationError, Watch
 from axonn_ext.ranks.grid import AxisGroup
 
 _SLEEP_SECONDS = 2e-4
-_MANY = 256  # the number of collectives with unread times at which the lane reads them
+_MANY = 256  # the lane reads times once this many collectives have unread ones
 
 
 class StreamLane(Lane):
     """Runs collectives on tensors of a GPU, ordered by the lane's own stream.
 
-    A collective runs once the collective before it is done, and once the stream that was current
-    when it was started has finished its work up to then. `wait` makes the stream wait that is
-    current when `wait` is called. The tensors of a collective belong to the stream that was current
-    at its start. Their memory is not used for anything else before the collective is done, even if
-    nobody waits for it. The lane works while a CUDA graph is captured, but then measures no times
-    and compares nothing. `gpu` is torch.cuda, or a substitute in tests.
+    A collective runs once the one before it is done and the stream that was current at its start
+    has finished the work enqueued by then. `wait` makes the stream that is current at that call
+    wait. The tensors of a collective belong to the stream that was current at its start. Their
+    memory is not reused before the collective is done, even if nobody waits for it. The lane works
+    while a CUDA graph is captured, but then measures no times and compares nothing. `gpu` is
+    torch.cuda, or a substitute in tests.
     """
 
     def __init__(
@@ -126,7 +126,7 @@ class StreamLane(Lane):
 
 
 class _InStream(Collective):
-    """A collective on the lane's stream, which is finished at the event `done`."""
+    """A collective on the lane's stream; the event `done` marks its end."""
 
     def __init__(
         self, signature: str, sequence: int, watch: Watch, *, gpu: Any, device: torch.device,
@@ -141,15 +141,15 @@ class _InStream(Collective):
         self._readers: list[torch.Stream] = []
 
     def wait(self) -> None:
-        """See `Collective`. On c10d's groups, an error of the network ends the process.
+        """See `Collective`. On c10d's groups, a network error ends the process.
 
-        Raises: RuntimeError if the collective was started outside of the capture of a CUDA graph
-            and is waited for inside, or the reverse.
+        Raises: RuntimeError if the collective was started outside the capture of a CUDA graph and
+            is awaited inside, or the reverse.
         """
         if self._gpu.is_current_stream_capturing() is self._marks.timed:
             raise RuntimeError(
-                f"{self.signature}: started outside the CUDA graph that uses it, or the other way "
-                "round; Orchestrator.end_step() comes before a capture, and ends it"
+                f"{self.signature}: started outside the CUDA graph that uses it, or the reverse; "
+                "call Orchestrator.end_step() before a capture and at its end"
             )
         current = self._gpu.current_stream(self._device)
         if current in self._readers:
@@ -173,7 +173,7 @@ class _InStream(Collective):
         self.retired = True
 
     def wait_on_host(self, event: torch.Event) -> None:
-        """Waits until the GPU has passed an event behind the collective, and looks for failures.
+        """Waits until the GPU has passed an event after the collective, and looks for failures.
 
         Raises: CommunicationError after AXONN_TIMEOUT_SECONDS, or if a peer or NCCL has failed.
         """
@@ -184,7 +184,7 @@ class _InStream(Collective):
                     with self._watch.noted_wait(self.sequence, self.signature, POLL_SECONDS):
                         self._wait_for_long(event)
                 time.sleep(_SLEEP_SECONDS)
-            self._transport.check()  # what was aborted ends, too, but its results mean nothing
+            self._transport.check()  # an aborted collective ends, too, but its results are invalid
         except CommunicationError:
             raise
         except RuntimeError as error:  # of a GPU, too
@@ -206,8 +206,8 @@ class _InStream(Collective):
     def __del__(self) -> None:
         """Orders the collective before the next use of its tensors' memory.
 
-        Waiting has done so. For a collective that nobody has waited for, the stream to which the
-        memory belongs waits now, or the allocator learns of the lane's stream.
+        `wait` has done so already. For a collective that nobody has waited for, the stream that
+        owns the memory waits now, or the allocator is told of the lane's stream.
         """
         if self._readers or sys.is_finalizing():
             return
@@ -217,10 +217,10 @@ class _InStream(Collective):
         if capturing is not self._marks.timed:
             self._issued_on.wait_event(self._done)
         elif capturing:
-            # A stream that is captured cannot wait for what was started before the capture.
+            # A capturing stream cannot wait for work that was started before the capture.
             for tensor in self._tensors:
                 tensor.record_stream(self._runs_on)
-        # What was captured in a graph that is complete has memory that belongs to the graph.
+        # The memory of a collective in a finished capture belongs to the graph.
 
 
 class _Marks:
@@ -228,8 +228,8 @@ class _Marks:
 
     There are none (and no clock) for a collective that is captured into a CUDA graph.
 
-    dropped: nobody will wait for the collective any more. Its times are then those of one that was
-        done when it was waited for.
+    dropped: nobody will wait for the collective any more. It is then recorded as if it had been
+        done before the wait.
     """
 
     def __init__(self, clock: StreamClock | None) -> None:

@@ -20,7 +20,7 @@ class _Scatter:
 
     p: ShardedParameter
     blocks: Tensor
-    input: Tensor  # is kept alive, since the collective reads it
+    input: Tensor  # kept alive, since the collective reads it
     collective: Collective
 
 
@@ -28,8 +28,8 @@ class ScatteredSums:
     """Reduce-scatters the gradients of gathered weights over z, at most `deferred` at a time.
 
     Ranks exchange blocks in the gradients' dtype, and each rank adds the blocks that it receives in
-    rank order in fp32 (fp64 for fp64). So the sum is repeatable, and has the same bits as that of
-    the fused ops.
+    rank order in fp32 (fp64 for fp64). So the sum is repeatable, and bitwise equal to that of the
+    fused ops.
     """
 
     def __init__(self, lane: Lane, *, deferred: int) -> None:
@@ -39,7 +39,7 @@ class ScatteredSums:
     def start(self, p: ShardedParameter, gradient: Tensor) -> list[ShardedParameter]:
         """Starts the sum of one gradient [Gz * rows, ...].
 
-        Returns the parameters of the sums that are complete now, which have been added to `grad`.
+        Returns the parameters whose sums are now complete and have been added to `grad`.
         """
         gradient = gradient.contiguous()
         blocks = torch.empty_like(gradient)
@@ -48,7 +48,7 @@ class ScatteredSums:
         return self._finish(self._deferred)
 
     def finish(self) -> list[ShardedParameter]:
-        """Completes every sum and returns their parameters, one for each sum."""
+        """Completes every sum and returns their parameters, one per sum."""
         return self._finish(0)
 
     def discard(self) -> None:
@@ -69,7 +69,7 @@ class ScatteredSums:
 
 
 def sum_of_blocks(blocks: Tensor, num_blocks: int) -> Tensor:
-    """Returns the sum of blocks of rows, added in their order in fp32 (fp64 for fp64)."""
+    """Returns the sum of blocks of rows, added in order in fp32 (fp64 for fp64)."""
     first, *rest = blocks.chunk(num_blocks)
     wide = torch.float64 if first.dtype == torch.float64 else torch.float32
     total = first.to(wide, copy=True)
@@ -84,28 +84,28 @@ _MOST_BUCKETS = 2
 
 @dataclass(eq=False)
 class _Bucket:
-    """Gradients that are summed together over one axis after the other."""
+    """Gradients that are summed together, over one axis after another."""
 
     parameters: list[ShardedParameter]
     dtype: torch.dtype  # the dtype of the gradients
     flat: Tensor  # all gradients, in the dtype in which they are summed
-    axes: list[str]  # the axes that are left, beginning with the one that is being summed over
+    axes: list[str]  # the remaining axes; the first is being summed over
     collective: Collective
 
 
 class BucketedSums:
-    """Sums gradients over the axes that are left after backward, in buckets that start once full.
+    """Sums gradients over the axes left after backward, in buckets that start once full.
 
     While a gradient is being summed, it is not in its parameter's `grad`. What backward adds to
     `grad` in the meantime is summed separately later, and the two sums are added. So the result is
     correct whenever a bucket starts. Low-precision gradients are sent and summed in fp32. At most
-    two buckets need memory for this at a time, because a bucket starts only once the last but one
+    two buckets need memory for this at a time, because a bucket starts only once the second to last
     is summed and cast back to the gradients' dtype.
     """
 
     def __init__(self, lanes: Mapping[str, Lane], *, bucket_bytes: int) -> None:
         self._lanes, self._bucket_bytes = lanes, bucket_bytes
-        # The keys are axes and dtype, since only gradients that share both can share a bucket.
+        # By axes and dtype, since only gradients that share both can share a bucket.
         self._filling: dict[tuple[tuple[str, ...], torch.dtype], dict[int, ShardedParameter]] = {}
         self._under_way: deque[_Bucket] = deque()
         # Complete sums. They are not put into `grad` yet, where backward would add gradients that
@@ -113,7 +113,7 @@ class BucketedSums:
         self._summed: dict[int, tuple[ShardedParameter, Tensor]] = {}
 
     def add(self, p: ShardedParameter) -> None:
-        """Adds the complete gradient of a parameter to a bucket, and starts the bucket if full."""
+        """Adds a parameter's complete gradient to a bucket, and starts the bucket if full."""
         axes, grad = axes_left(p), p.parameter.grad
         if not axes or grad is None:
             return
@@ -148,8 +148,8 @@ class BucketedSums:
         self._summed.clear()
 
     def _start(self, axes: tuple[str, ...], parameters: list[ShardedParameter]) -> None:
-        # A bucket has one collective for each of its axes. As many collectives are waited for here,
-        # so that none is waited for right after it was started.
+        # A bucket has one collective per axis. The same number is awaited here, so that none is
+        # awaited right after its start.
         for _ in axes:
             if len(self._under_way) >= _MOST_BUCKETS:
                 self._advance()
@@ -182,7 +182,7 @@ class BucketedSums:
 def _taken(parameters: list[ShardedParameter]) -> tuple[Tensor, torch.dtype]:
     """Removes the gradients from the parameters.
 
-    Returns them one after another in the dtype of their sums, and their own dtype.
+    Returns them concatenated, in the dtype of their sums, and their own dtype.
     """
     gradients = [p.parameter.grad for p in parameters if p.parameter.grad is not None]
     dtype = gradients[0].dtype

@@ -1,4 +1,4 @@
-"""What a lane's collectives go over: c10d's group of the axis, or a communicator of our own."""
+"""The transport of a lane's collectives: c10d's group of the axis, or an NCCL communicator."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ if TYPE_CHECKING:
 
 
 class Started(Protocol):
-    """A collective that was started."""
+    """A started collective."""
 
     def wait(self) -> object:
-        """Makes the current stream, or for tensors of the CPU the host, wait for the result."""
+        """Makes the current stream, or for CPU tensors the host, wait for the result."""
 
 
 class Transport(Protocol):
     """Issues collectives over the ranks of one axis. All tensors are contiguous.
 
-    All ranks issue the same ones in the same order. On a GPU a collective begins behind what the
-    current stream was given before.
+    All ranks issue the same ones in the same order. On a GPU a collective begins after the work
+    already enqueued on the current stream.
     """
 
     def all_gather(self, output: Tensor, shard: Tensor) -> Started:
         """Gathers the shards into `output`, in rank order."""
 
     def all_to_all(self, output: Tensor, input: Tensor) -> Started:
-        """Sends block r of `input` to rank r; `output` gets a block of each, in rank order."""
+        """Sends block r of `input` to rank r; `output` gets one block from each, in rank order."""
 
     def all_reduce(self, tensor: Tensor) -> Started:
         """Sums in place, in the tensor's dtype."""
@@ -57,11 +57,11 @@ class C10dTransport:
         return self._group.allreduce([tensor])
 
     def check(self) -> None:
-        """Knows nothing."""
+        """Does nothing: c10d reports no failures here."""
 
 
 class NcclTransport:
-    """An NCCL communicator of our own, of which `trace_communication` is told here.
+    """A separate NCCL communicator, whose collectives are reported to `trace_communication` here.
 
     Raises: RuntimeError, from every call, once a communicator of the grid has failed on any rank.
     """

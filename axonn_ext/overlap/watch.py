@@ -15,9 +15,9 @@ from torch.distributed import DistError, Store
 from axonn_ext import _C
 from axonn_ext.ranks.grid import AxisGroup
 
-GROUP_PREFIX = "overlap/"  # of a group's name where it stands for the collectives of a watch
-POLL_SECONDS = 0.25  # waiting ranks look this often whether a peer has failed
-ANSWER_SECONDS = 4.0  # a rank that has failed waits so long for its peers' states
+GROUP_PREFIX = "overlap/"  # before a group's name, marks the collectives of a watch
+POLL_SECONDS = 0.25  # how often waiting ranks check whether a peer has failed
+ANSWER_SECONDS = 4.0  # how long a failed rank waits for its peers' states
 _REMEMBERED = 64
 
 
@@ -27,7 +27,7 @@ class CommunicationError(RuntimeError):
 
 @dataclass(frozen=True)
 class RankState:
-    """How many collectives a rank has issued on an axis, and the last of them by number."""
+    """The number of collectives a rank has issued on an axis, and the recent ones by number."""
 
     num_issued: int
     recent: dict[int, str]
@@ -53,20 +53,20 @@ class Watch:
         self._recent: deque[tuple[int, str]] = deque(maxlen=_REMEMBERED)
         self.digest = 0  # a checksum of all signatures so far
         self._process = os.getpid()
-        self.siblings: list[Watch] = []  # the rank's watches of other axes, told of its failures
+        self.siblings: list[Watch] = []  # this rank's watches of other axes; they learn of failures
 
     def issue(self, signature: str, *, compare: bool) -> None:
         """Notes a collective before it is issued, and compares it with those of the other ranks.
 
         It is compared only if both `compare` and the watch's own `compares` are set.
 
-        Raises: CommunicationError if another rank issues another collective, and in a fork of the
-            rank, whose collectives would never end.
+        Raises: CommunicationError if another rank issues another collective, or in a fork of the
+            rank, where collectives would never end.
         """
         if os.getpid() != self._process:
             raise CommunicationError(
                 f"{signature}: process {os.getpid()} is a fork of rank {self._rank} of axis "
-                f"{self.axis} and no rank of it; start processes with 'spawn'"
+                f"{self.axis} and not a rank itself; start processes with 'spawn'"
             )
         sequence = self.num_issued
         self.num_issued += 1
@@ -84,9 +84,9 @@ class Watch:
         return GROUP_PREFIX + self._name, self.num_issued, last
 
     def noted_wait(self, sequence: int, signature: str, seconds: float) -> _C.noted_wait:
-        """Returns a context in which reports say that the program waits for a collective.
+        """Returns a context in which reports show the program as waiting for a collective.
 
-        seconds: how long it has waited already.
+        seconds: how long it has already waited.
         """
         peers = [peer for peer in range(self._size) if peer != self._rank]
         return _C.noted_wait(
@@ -95,7 +95,7 @@ class Watch:
         )  # fmt: skip
 
     def done(self, sequence: int) -> None:
-        """Deletes the entry in the store of a collective that every rank has issued."""
+        """Deletes the store's entry for a collective that every rank has issued."""
         if self.compares and self._rank == 0:
             self._store.delete_key(f"issued/{sequence}")
 
@@ -107,7 +107,7 @@ class Watch:
             return True
 
     def failure(self, sequence: int, signature: str, problem: str) -> CommunicationError:
-        """Returns the error of this rank, after its peers had some time to report their states."""
+        """Returns this rank's error, after giving its peers some time to report their states."""
         states = self._exchange(problem)
         ranks = dist.get_process_group_ranks(self._group)
         lines = [
@@ -137,7 +137,7 @@ class Watch:
         return states
 
     def _post(self, problem: str) -> None:
-        """Tells the ranks of the axis that this rank gives up, and what it has issued."""
+        """Tells the ranks of the axis that this rank gives up, with its collectives so far."""
         own = RankState(self.num_issued, dict(self._recent), problem)
         self._store.set(f"state/{self._rank}", json.dumps(asdict(own)))
         self._store.set("failed", "")
@@ -152,7 +152,7 @@ def _read(text: bytes) -> RankState:
 def _compared(state: RankState | None, sequence: int, signature: str) -> str:
     """Says in words how a peer's state compares with a collective of this rank."""
     if state is None:
-        return "gives no answer: it has died, or is elsewhere"
+        return "gives no answer: it has died, or is busy elsewhere"
     if state.num_issued <= sequence:
         last = state.recent.get(state.num_issued - 1)
         text = f"is behind: it has issued {state.num_issued}"

@@ -42,8 +42,8 @@ class Weight:
 
     whole    [Gz * rows, ...]; its storage is empty while the weight is not gathered
     version  the parameter's version counter when the weight was last gathered
-    target   a tensor of the same memory with its own version counter, so that autograd does not
-             take a second gather between forward and backward for a change in place
+    target   a tensor that shares its memory but has its own version counter, so that autograd does
+             not mistake a second gather between forward and backward for an in-place change
     """
 
     name: str
@@ -97,7 +97,7 @@ class GatheredWeights:
             )
         if torch.is_grad_enabled() and parameter.requires_grad:
             alias: Tensor = _Gathered.apply(parameter, weight, self._sink)
-            if not in_backward():  # a recomputed forward gets no gradient of its own
+            if not in_backward():  # a recomputed forward gets no separate gradient
                 self._sink.expect(parameter)
         else:
             alias = weight.whole.data
@@ -122,7 +122,7 @@ class GatheredWeights:
         return y
 
     def end_backward(self) -> None:
-        """Releases the weight of the last node of a backward pass, which has run."""
+        """Releases the weight of a backward pass's last node, which has run."""
         if self._held is not None:
             held, self._held = self._held, None
             self._release(held)

@@ -1,4 +1,4 @@
-"""Pipelines: stages of a model on the grid's pipe axis, which run what messages have arrived for.
+"""Pipelines: a model's stages on the grid's pipe axis, which run tasks as messages arrive.
 
     pipeline = Pipeline(model, grid)            of axonn_ext.models, or a list of modules
     loss = pipeline.step(micro_batches)         forward and backward of all of them

@@ -1,7 +1,7 @@
-"""One-way connections between ranks: through memory that they share, or over gloo.
+"""One-way connections between ranks: through shared memory, or over gloo.
 
 Ranks of one host share memory. The sender copies a message there, and the receiver uses it in
-place; the memory is the sender's again when no tensor of the receiver uses it any more.
+place; the memory returns to the sender when no tensor of the receiver uses it any more.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from axonn_ext.spec import settings
 
 
 class Outgoing(Protocol):
-    """Where messages to a rank go."""
+    """Sends messages to a rank."""
 
     def send(self, tensor: Tensor) -> None:
         """Returns when the tensor may change. Raises RuntimeError if it cannot be sent."""
@@ -32,22 +32,22 @@ class Outgoing(Protocol):
 
 
 class Incoming(Protocol):
-    """Where messages of a rank come from."""
+    """Receives messages from a rank."""
 
     def receive(self, form: Form) -> Tensor | None:
-        """Waits for the next message; None if stopped. Raises RuntimeError if none can come."""
+        """Returns the next message, or None if stopped. Raises RuntimeError if none can come."""
         ...
 
     def stop(self) -> None:
-        """Ends waiting, where that is possible."""
+        """Ends a wait, where that is possible."""
         ...
 
 
 @dataclass
 class Channels:
-    """The channels of this rank through shared memory, by the peer's number in the group.
+    """This rank's channels through shared memory, by the peer's number in the group.
 
-    everywhere: whether all channels that the ranks of the group wanted are there.
+    everywhere: whether every channel that a rank of the group wanted could be opened.
     """
 
     senders: Mapping[int, _C.MessageSender]
@@ -79,7 +79,7 @@ def _senders(name: str, to: Iterable[int]) -> dict[int, _C.MessageSender]:
     space = settings.load().symmetric_memory_bytes
     try:
         return {n: _C.MessageSender(name=f"{name} to {n}", address_space=space) for n in to}
-    except RuntimeError:  # a limit on address space, say
+    except RuntimeError:  # for example, a limit on address space
         return {}
 
 
@@ -104,7 +104,7 @@ class SharedOutgoing:
 
 
 class SharedIncoming:
-    """Receives in place, in memory that the sender made."""
+    """Receives in place, in memory that the sender allocated."""
 
     def __init__(self, receiver: _C.MessageReceiver) -> None:
         self._receiver = receiver
@@ -114,7 +114,7 @@ class SharedIncoming:
         if found is None:
             return None
         if found.numel() != form.num_bytes:
-            raise RuntimeError(f"it has {found.numel()} bytes, where {form} has {form.num_bytes}")
+            raise RuntimeError(f"it has {found.numel()} bytes, but {form} has {form.num_bytes}")
         return found.view(form.dtype).view(form.shape)
 
     def stop(self) -> None:
@@ -122,7 +122,7 @@ class SharedIncoming:
 
 
 class GlooOutgoing:
-    """Sends over gloo. tag: tells apart what goes from one rank to another for several purposes."""
+    """Sends over gloo. tag: separates messages of different purposes between the same ranks."""
 
     def __init__(self, group: ProcessGroup, peer: int, tag: int = 0) -> None:
         self._group, self._peer, self._tag = group, peer, tag
@@ -144,7 +144,7 @@ class GlooIncoming:
         return tensor
 
     def stop(self) -> None:
-        """Does nothing: a receive of gloo ends with the message or with the connection."""
+        """Does nothing: a gloo receive ends only with the message or the connection."""
 
 
 def _wait(work: dist.Work | None) -> None:

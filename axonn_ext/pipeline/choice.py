@@ -25,17 +25,17 @@ _DECISION = "the decision about the stage's next task"
 
 
 class Deferred(Protocol):
-    """What a stage has deferred."""
+    """The weight gradients that a stage has deferred."""
 
     def must_run(self) -> bool:
-        """Whether weight gradients must be computed before another backward defers more."""
+        """Whether weight gradients must be computed before another backward may defer more."""
 
 
 class Leader:
-    """Lets one rank of a stage decide for all that share x, y and z, since all must run the same.
+    """Lets one rank of a stage decide for all ranks of x, y and z, which must run the same tasks.
 
-    A decision is one byte for each of the others, through shared memory where all of them are on
-    one host (and `shares` is true), else a broadcast over gloo.
+    A decision is one byte for each of the others, sent through shared memory if all of them are on
+    one host (and `shares` is true), else broadcast over gloo.
     """
 
     def __init__(self, grid: Grid, failures: Failures, *, shares: bool = True) -> None:
@@ -55,7 +55,7 @@ class Leader:
             )  # fmt: skip
 
     def decide(self, choose: Callable[[], str]) -> str:
-        """Returns what `choose` returns on the leader. Raises PipelineError if that has failed."""
+        """Returns the leader's result of `choose`. Raises PipelineError if the leader failed."""
         if self._group is None:
             return choose()
         self.num_decisions += 1
@@ -70,7 +70,7 @@ class Leader:
         return KINDS[int(word.item())]
 
     def _tell(self, word: Tensor) -> Tensor:
-        """Returns the leader's word, which the leader need not wait to be heard."""
+        """Returns the leader's word; the leader does not wait for its receipt."""
         for sender in self._channels.senders.values():
             sender.send(word)
         return word if self.is_leader else self._hear(*self._channels.receivers.values())
@@ -86,15 +86,15 @@ class Leader:
             heard.extend([] if word is None else [word])
             return bool(heard)
 
-        # The leader may itself wait for a message first, whose error says more.
+        # The leader may itself be waiting for a message; its error, which says more, comes first.
         self._failures.wait(hears, f"{_DECISION} did not come", waits=2)
         return heard[0]
 
 
 class MessageDriven:
-    """The order in which messages arrive: a backward before a forward before a weight gradient.
+    """Tasks in order of message arrival: a backward before a forward before a weight gradient.
 
-    in_flight: the most micro-batches whose forward has run here, and whose backward has not.
+    in_flight: the most micro-batches whose forward has run here but whose backward has not.
     """
 
     def __init__(
@@ -114,7 +114,7 @@ class MessageDriven:
         self._done = dict.fromkeys(KINDS, 0)
 
     def __iter__(self) -> Iterator[Task]:
-        """Yields tasks. Each must have run before the next one is asked for."""
+        """Yields tasks. Each must have run before the next one is requested."""
         done, total = self._done, self._micro_batches
         while min(done[FORWARD], done[BACKWARD]) < total or self._has_weights():
             kind = self._next()
@@ -125,7 +125,7 @@ class MessageDriven:
         return self._deferred is not None and self._done[WEIGHT] < self._done[BACKWARD]
 
     def _next(self) -> str:
-        """Returns the kind of the next task. What follows without messages needs no decision."""
+        """Returns the kind of the next task. If only one is possible, no decision is needed."""
         done = self._done
         flying = done[FORWARD] - done[BACKWARD]
         may = []

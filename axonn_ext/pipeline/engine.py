@@ -25,9 +25,9 @@ _Place = tuple[int, int]  # virtual stage, micro-batch
 
 @dataclass
 class _Forward:
-    """What a forward leaves for its backward.
+    """The state that a forward leaves for its backward.
 
-    x: the stage's input; None for the first. root: what backward begins with; None where no
+    x: the stage's input; None for the first stage. root: where backward begins; None if no
     parameter before it needs a gradient.
     """
 
@@ -38,7 +38,7 @@ class _Forward:
 
 @dataclass(frozen=True, slots=True)
 class TaskRun:
-    """When a task ran, in seconds of time.monotonic(). What it waited for a message is before.
+    """When a task ran, in seconds of time.monotonic(), without its wait for a message.
 
     On a GPU, when the host launched it.
     """
@@ -50,16 +50,16 @@ class TaskRun:
 
 @dataclass
 class StepStats:
-    """What a step needed on this rank.
+    """Statistics of a step on this rank.
 
-    peak_in_flight        the most micro-batches at once whose activations were held
-    peak_deferred_bytes   the most bytes at once that weight gradients waited with
-    decisions             how often the leader of the stage told others the next task
+    peak_in_flight        the most micro-batches whose activations were held at a time
+    peak_deferred_bytes   the most bytes held for deferred weight gradients at a time
+    decisions             how often the stage's leader told others the next task
     decision_seconds      how long that took on the leader
     waited_seconds        how long the stage had nothing to do; on a GPU, how long its host waited
-                          for others, while the GPU may have computed what was launched before
-    shared_bytes          of memory, taken so far by messages to ranks of the same host
-    tasks                 what ran when, in order
+                          for others, while the GPU may have run work launched before
+    shared_bytes          shared memory taken so far by messages to ranks of the same host
+    tasks                 the tasks with their times, in order
     """
 
     peak_in_flight: int = 0
@@ -103,10 +103,10 @@ class StepRun:
         self._deferred_bytes = 0  # of _weights
         self._losses: dict[int, Tensor] = {}
         self.stats = StepStats()
-        self.now = "the start of the step"  # what the rank is doing, for messages
+        self.now = "the start of the step"  # the rank's current activity, for messages
 
     def run(self, tasks: Iterable[Task]) -> None:
-        """Runs the tasks of this rank in their order."""
+        """Runs the tasks of this rank in order."""
         carry_out = {FORWARD: self._forward, BACKWARD: self._backward, "weight": self._weight}
         for task in tasks:
             stage = self._own[task.chunk]
@@ -115,18 +115,18 @@ class StepRun:
             carry_out[task.kind](stage, task.micro_batch)
             for end in self._after_task:
                 end()
-            began = came + self._inbox.waited_seconds - waited  # tasks wait before all else
+            began = came + self._inbox.waited_seconds - waited  # a task waits before it computes
             self.stats.tasks.append(TaskRun(task, began, time.monotonic()))
 
     def loss(self, device: torch.device) -> Tensor:
-        """Returns the sum of what the last stage computed, in the order of micro-batches."""
+        """Returns the sum of the last stage's losses, in the order of micro-batches."""
         if not self._losses:
             return torch.zeros((), dtype=torch.float64, device=device)
         losses = [self._losses[number] for number in sorted(self._losses)]
         return torch.stack(losses).double().sum()
 
     def must_run(self) -> bool:
-        """Whether as many weight gradients wait as may, or with as many bytes as they may hold."""
+        """Whether the deferred weight gradients have reached their limit in number or bytes."""
         if self._most_deferred is None:
             return self._deferred_bytes >= self._most_deferred_bytes
         return len(self._weights) >= self._most_deferred

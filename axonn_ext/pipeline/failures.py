@@ -1,4 +1,4 @@
-"""How the ranks of a pipeline wait for each other, and learn that one of them has failed."""
+"""How the ranks of a pipeline wait for each other, and learn of a failure of one of them."""
 
 from __future__ import annotations
 
@@ -13,17 +13,18 @@ from torch.distributed import DistError, Store
 
 from axonn_ext.overlap.watch import CommunicationError
 
-POLL_SECONDS = 0.25  # ranks that wait look this often whether another one has failed
+POLL_SECONDS = 0.25  # how often waiting ranks check whether another one has failed
 
 
 class PipelineError(CommunicationError):
-    """A stage failed, a message did not come in time, or a message has another shape."""
+    """A stage failed, or a message did not come in time or has another shape than expected."""
 
 
 class Failures:
-    """What the first rank that failed has said, in the c10d store.
+    """Publishes the error of the first rank that fails, through the c10d store.
 
-    All ranks must make theirs in the same order. timeout_s: how long a rank waits for others.
+    All ranks must make their instances in the same order. timeout_s: how long a rank waits for
+    others.
     """
 
     def __init__(self, timeout_s: float) -> None:
@@ -36,19 +37,19 @@ class Failures:
 
     def tell(self, text: str) -> None:
         """Tells all ranks why this one fails, unless another one was first."""
-        # Where the process that held the store has ended, the others notice that, too.
+        # If the process that holds the store has ended, the others notice that, too.
         with contextlib.suppress(DistError):
             self._store.compare_set("failed", "", text)
 
     def found(self) -> str:
-        """Returns what a rank has said; empty if none has failed."""
+        """Returns the error that a rank has published; empty if none has failed."""
         try:
             return self._store.get("failed").decode() if self._store.check(["failed"]) else ""
         except DistError:
             return "the process that held the job's store has ended"
 
     def error(self, text: str) -> PipelineError:
-        """Returns the error of this rank, or that of another one that has failed before."""
+        """Returns this rank's error, or that of another rank that has failed before."""
         time.sleep(POLL_SECONDS)  # the rank that failed first may be about to say so
         return PipelineError(self.found() or text)
 
@@ -56,13 +57,13 @@ class Failures:
         self, done: Callable[[float], bool], what: str | Callable[[], str], *,
         peer: int | None = None, waits: int = 1, idle: bool = True,
     ) -> None:  # fmt: skip
-        """Waits until done(seconds), which itself waits up to so many seconds, is true.
+        """Waits until done(seconds), which itself waits up to that many seconds, returns True.
 
-        peer: the rank that is waited for, if it is one. waits: how many waits, each as long as one
-        may be, may come one after the other. idle: whether the stage has nothing to do meanwhile,
-        which `waited_seconds` counts. Raises PipelineError if another rank fails meanwhile,
-        or if it takes too long; `what`, or what it returns then, begins the message, which also
-        says whom the peer waits for.
+        peer: the rank being waited for, if it is a single one. waits: how many timeouts to allow,
+        if several waits may follow each other. idle: whether the stage has nothing to do meanwhile;
+        `waited_seconds` counts such time. Raises PipelineError if another rank fails meanwhile, or
+        if it takes too long; the message begins with `what` (or its result), and also says whom the
+        peer waits for.
         """
         began = time.monotonic()
         try:
@@ -80,7 +81,7 @@ class Failures:
             if text:
                 raise PipelineError(text)
             if peer is not None and not posted:
-                with contextlib.suppress(DistError):  # the next look at the store says it
+                with contextlib.suppress(DistError):  # the next look at the store reports it
                     self._store.set(key, json.dumps([say(), peer]))
                 posted = True
             if time.monotonic() - began > limit:
@@ -97,11 +98,11 @@ class Failures:
             while peer is not None and peer not in seen and self._store.check([f"waits/{peer}"]):
                 seen.add(peer)
                 what, next_peer = json.loads(self._store.get(f"waits/{peer}"))
-                yield f"rank {peer} waits itself: {what}"
+                yield f"rank {peer} is waiting, too: {what}"
                 peer = next_peer
 
     def wait_for(self, work: dist.Work | None, what: str) -> None:
-        """Waits for a collective of gloo. Raises PipelineError as `wait` does, or if it fails."""
+        """Waits for a gloo collective. Raises PipelineError as `wait` does, or if it fails."""
         assert work is not None
 
         def done(seconds: float) -> bool:
@@ -113,5 +114,6 @@ class Failures:
                 return False
             return True
 
-        # The others may themselves wait for a message first, whose error says more.
+        # The others may themselves be waiting for a message; their error, which says more, comes
+        # first.
         self.wait(done, f"{what} was not complete", waits=2)

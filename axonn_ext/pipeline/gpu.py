@@ -1,4 +1,4 @@
-"""What the threads of a pipeline need of a GPU, and how far the host may run ahead of it.
+"""The GPU operations of a pipeline's threads, and the limit on how far the host runs ahead.
 
 Nothing here has run on a GPU yet.
 """
@@ -17,19 +17,19 @@ from torch.distributed import ProcessGroup
 
 from axonn_ext.pipeline.failures import Failures
 
-_SLEEP_SECONDS = 1e-4  # a small part of a task, and no busy core
+_SLEEP_SECONDS = 1e-4  # much shorter than a task, without keeping a core busy
 
 
 @dataclass(frozen=True)
 class Gpu:
-    """A rank's GPU. Tests have other backends, and a substitute for torch.cuda."""
+    """A rank's GPU. Tests use other backends, and a substitute for torch.cuda."""
 
     device: torch.device
     backend: str = "nccl"
     cuda: Any = torch.cuda
 
     def mark(self) -> torch.Event:
-        """Returns an event that the GPU passes when the current stream has come this far.
+        """Returns an event that the GPU passes when the current stream reaches this point.
 
         Its `synchronize` lets the thread sleep.
         """
@@ -43,22 +43,22 @@ class Gpu:
         work.wait()
 
     def use_here(self, tensor: Tensor) -> Tensor:
-        """Keeps the memory of a tensor that another stream has made until this one is done."""
+        """Keeps the memory of another stream's tensor until the current stream is done with it."""
         tensor.record_stream(self.cuda.current_stream(self.device))
         return tensor
 
     def abort(self, group: ProcessGroup) -> None:
-        """Ends all transfers of a group, whose data are then of no use."""
+        """Ends all transfers of a group; their data are then invalid."""
         group.abort()
 
 
 def gpu_of(device: torch.device) -> Gpu | None:
-    """Returns the GPU that a device is; None for the CPU."""
+    """Returns the Gpu of a device; None for the CPU."""
     return Gpu(device) if device.type == "cuda" else None
 
 
 def passed(event: torch.Event, seconds: float) -> bool:
-    """Whether the GPU passes the event within so many seconds."""
+    """Whether the GPU passes the event within that many seconds."""
     end = time.monotonic() + seconds
     while not event.query():
         if time.monotonic() > end:
@@ -70,8 +70,8 @@ def passed(event: torch.Event, seconds: float) -> bool:
 class Pace:
     """Keeps the host at most one task ahead of its GPU.
 
-    A host further ahead would choose tasks long before they run, without the messages that arrive
-    until then.
+    A host further ahead would choose tasks long before they run, ignoring messages that arrive in
+    between.
     """
 
     def __init__(self, gpu: Gpu, failures: Failures) -> None:
@@ -79,7 +79,7 @@ class Pace:
         self._under_way: deque[torch.Event] = deque()
 
     def end_task(self) -> None:
-        """Notes the end of a task that the host has launched, and waits for the one before it.
+        """Marks the end of a task that the host has launched, and waits for the one before it.
 
         Raises PipelineError if another rank fails meanwhile, or if it takes too long.
         """
@@ -88,7 +88,7 @@ class Pace:
             self._wait_for(self._under_way.popleft())
 
     def finish(self) -> None:
-        """Waits for all that the host has launched. Raises PipelineError as `end_task` does."""
+        """Waits for everything that the host has launched. Raises PipelineError like `end_task`."""
         self._under_way.clear()
         self._wait_for(self._gpu.mark())
 

@@ -1,9 +1,9 @@
 """One-way connections between the GPUs of neighbouring stages, over NCCL.
 
-Each has a communicator of two ranks, in which nothing else is sent, so that no message waits for
-another one. NCCL connects the ranks of a communicator when it is made or at its first transfer, for
-which all of them must be there; so all are connected before the threads of messages start, in an
-order in which no rank waits for one that waits for it. Nothing here has run on a GPU yet.
+Each has a communicator of two ranks that carries nothing else, so that no message waits for another
+one. NCCL connects the ranks of a communicator when it is made or at its first transfer, in which
+all of them must take part; so all are connected before the message threads start, in an order free
+of deadlocks. Nothing here has run on a GPU yet.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ _T = TypeVar("_T")
 
 
 class GpuChannel:
-    """A connection with one neighbour, of which this rank sends all messages or receives all.
+    """A one-way connection with a neighbour: this rank sends all messages or receives all.
 
-    Transfers run on a stream of their own.
+    Transfers run on a separate stream.
     """
 
     def __init__(self, group: ProcessGroup, gpu: Gpu) -> None:
@@ -42,44 +42,44 @@ class GpuChannel:
         self._is_aborted = False
 
     def laid_out(self, tensor: Tensor) -> Tensor:
-        """Returns the tensor, whose values must be there, as NCCL sends it: contiguous."""
+        """Returns the tensor, whose values must be computed, in the form NCCL sends: contiguous."""
         with self._gpu.cuda.stream(self._stream):
             return tensor.contiguous()
 
     def buffer(self, form: Form) -> Tensor:
-        """Returns memory for a message to receive; it belongs to the channel's stream."""
+        """Returns memory for an incoming message; it belongs to the channel's stream."""
         with self._gpu.cuda.stream(self._stream):
             return torch.empty(form.shape, dtype=form.dtype, device=self._gpu.device)
 
     def send(self, tensor: Tensor) -> None:
-        """Returns when the neighbour has the tensor, which `laid_out` has returned.
+        """Returns when the neighbour has received the tensor, which must come from `laid_out`.
 
         Raises RuntimeError if it cannot be sent, or after `abort`.
         """
         self._transfer(tensor, sends=True)
 
     def receive(self, buffer: Tensor) -> None:
-        """Returns when what the neighbour sends is in the buffer.
+        """Returns when the neighbour's message is in the buffer.
 
         Raises RuntimeError if it cannot be received, or after `abort`.
         """
         self._transfer(buffer, sends=False)
 
     def connect(self, *, sends: bool) -> None:
-        """Lets NCCL connect both ranks, by sending one number. Waits for the neighbour."""
+        """Makes NCCL connect both ranks, by sending one number. Waits for the neighbour."""
         with self._gpu.cuda.stream(self._stream):
             number = torch.zeros(1, device=self._gpu.device)
         self._transfer(number, sends=sends)
 
     def abort(self) -> None:
-        """Ends a transfer that does not end by itself, since the neighbour has failed."""
+        """Ends a transfer that would never end by itself, since the neighbour has failed."""
         self._is_aborted = True
         self._gpu.abort(self._group)
 
     def _transfer(self, tensor: Tensor, *, sends: bool) -> None:
-        """Lets the GPU transfer a tensor; returns when it has.
+        """Transfers a tensor between GPUs; returns when it is done.
 
-        Nothing is allocated here, since that may wait for all that the GPU runs.
+        Nothing is allocated here, since that may wait for all work on the GPU.
         """
         self._check()
         with self._gpu.cuda.stream(self._stream):
@@ -99,16 +99,16 @@ class GpuChannel:
 def connect(
     stages: AxisGroup, groups: SideGroups, gpu: Gpu, failures: Failures, *, wraps: bool
 ) -> Mapping[tuple[str, int], GpuChannel]:
-    """Returns the channels of this rank, by direction and the stage that sends.
+    """Returns the channels of this rank, by direction and sending stage.
 
-    wraps: whether the last stage and the first one are neighbours, too. Collective over all ranks,
-    each of which meets the stages of its own axis, and then a barrier. Raises the error of this
-    rank; PipelineError if another one fails or does not take part.
+    wraps: whether the last stage and the first one are neighbours, too. Collective over all ranks:
+    each meets the stages of its own axis, then all pass a barrier. Raises the error of this rank;
+    PipelineError if another one fails or does not take part.
     """
     ranks = dist.get_process_group_ranks(stages.process_group)
     try:
         found = _connect(list(steps(stages.rank, ranks, wraps=wraps)), groups, gpu, failures)
-        # What follows are collectives that do not look for failures; all must have come this far.
+        # The collectives that follow do not look for failures; all must have come this far.
         everyone = dist.barrier(group=groups.get("totals"), async_op=True)
         failures.wait_for(everyone, "the connection of all GPUs")
     except Exception as error:
@@ -120,9 +120,9 @@ def connect(
 
 @dataclass(frozen=True)
 class Step:
-    """What a rank does in a round and direction: it makes a group, and a channel if it is used.
+    """A rank's step in a round and direction: it makes a group, and a channel if that is used.
 
-    ranks: of the group. source: the stage that sends; `sends` says whether it is this one.
+    ranks: of the group. source: the sending stage; `sends` says whether it is this one.
     """
 
     what: str
@@ -134,16 +134,16 @@ class Step:
 
 
 def steps(stage: int, ranks: Sequence[int], *, wraps: bool) -> Iterator[Step]:
-    """Yields what a stage does, in an order in which no stages wait for each other in a circle.
+    """Yields the steps of a stage, in an order in which stages cannot deadlock.
 
     ranks: of all stages.
 
-    All go through the rounds in the same order, and each meets at most one other in a round and
-    direction. So of all that wait, those that are least far are both at the same channel.
+    All go through the rounds in the same order, and each meets at most one other per round and
+    direction. So among the waiting stages, the two that are least advanced are at the same channel.
 
-    A stage that meets nobody makes a group of its own. For c10d names groups after how many a rank
-    has made (see SideGroups); and with `init_process_group(device_id=...)` it splits each one off
-    the communicator of all ranks, for which all of them must be there.
+    A stage that meets nobody makes a group of one: c10d names a group after the number of groups a
+    rank has made (see SideGroups); and with `init_process_group(device_id=...)` it splits each one
+    off the communicator of all ranks, in which all of them must take part.
     """
     for number, firsts in enumerate(rounds(len(ranks))):
         pairs = [(first, (first + 1) % len(ranks)) for first in firsts]
@@ -162,7 +162,7 @@ def steps(stage: int, ranks: Sequence[int], *, wraps: bool) -> Iterator[Step]:
 def _connect(
     todo: Sequence[Step], groups: SideGroups, gpu: Gpu, failures: Failures
 ) -> dict[tuple[str, int], GpuChannel]:
-    # All groups first: where a connection fails, all ranks have still made as many.
+    # All groups first: if a connection fails, all ranks have still made the same number of groups.
     made = []
     for step in todo:
         get = partial(groups.get, step.what, step.ranks, backend=gpu.backend)
@@ -177,10 +177,10 @@ def _connect(
 
 
 def _waiting_beside(make: Callable[[], _T], gpu: Gpu, failures: Failures, what: str) -> _T:
-    """Returns what `make` returns in a thread of its own, or raises what it raises.
+    """Runs `make` in a separate thread; returns its result or raises its error.
 
-    NCCL waits for the neighbour without a limit, even where that one has failed; this thread does
-    not. Raises PipelineError as `Failures.wait` does; the other thread is then left waiting.
+    NCCL waits for the neighbour without a limit, even if that one has failed; this thread does not.
+    Raises PipelineError as `Failures.wait` does; the other thread is then left waiting.
     """
     made: Future[_T] = Future()
 
@@ -188,7 +188,7 @@ def _waiting_beside(make: Callable[[], _T], gpu: Gpu, failures: Failures, what: 
         try:
             gpu.cuda.set_device(gpu.device)
             made.set_result(make())
-        except BaseException as error:  # the thread that waits raises it
+        except BaseException as error:  # raised in the waiting thread
             made.set_exception(error)
 
     threading.Thread(target=run, daemon=True, name="axonn connection").start()
@@ -198,9 +198,10 @@ def _waiting_beside(make: Callable[[], _T], gpu: Gpu, failures: Failures, what: 
 
 
 def rounds(size: int) -> list[list[int]]:
-    """Returns the pairs of neighbours in a ring in rounds, by the first stage of each.
+    """Returns the pairs of neighbours in a ring, in rounds, by the first stage of each pair.
 
-    In a round no stage is in two pairs, so that all meet at once. An odd number takes three rounds.
+    In a round no stage is in two pairs, so all pairs can meet at once. An odd ring takes three
+    rounds.
     """
     even, odd, last = list(range(0, size - 1, 2)), list(range(1, size - 1, 2)), [size - 1]
     return [even, odd, last] if size % 2 else [even, odd + last]

@@ -1,8 +1,8 @@
 """Threads that send and receive messages between GPUs. Nothing here has run on a GPU yet.
 
-A GPU that sends waits for the one that receives, and the other way round, and while it waits it may
-hold up whatever else it should do; a host that frees its memory waits, too. So a transfer starts on
-neither before both are ready, which two messages between their hosts settle:
+A sending GPU waits for the receiving one, and vice versa, and while it waits it may hold up its
+other work; a host that frees GPU memory waits, too. So neither starts a transfer before both are
+ready, which their hosts settle with two messages:
 
     receiver                                     sender
     has room for a message, has memory for it
@@ -10,7 +10,7 @@ neither before both are ready, which two messages between their hosts settle:
     starts its GPU                         <-    "it comes"; starts its GPU
 
 All other waiting is left to the hosts, which can give up. The receiver says "come" as early as it
-can, so a message that it has room for waits for one of the two alone.
+can, so a message that it has room for waits only for "it comes".
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from axonn_ext.pipeline.inbox import Inbox
 from axonn_ext.pipeline.messages import Form
 from axonn_ext.pipeline.threads import Job, Receiver, Sender
 
-_WORD = Form((1,), torch.uint8)  # of which only that it comes counts
+_WORD = Form((1,), torch.uint8)  # only its arrival counts, not its value
 
 
 class GpuSender(Sender):
     """Sends messages over a channel.
 
-    outgoing: for their forms, and that they come. calls: by which the receiver asks for each.
+    outgoing: carries their forms and "it comes". calls: carries the receiver's "come" for each.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class GpuSender(Sender):
         self._channel.abort()
 
     def _run(self) -> None:
-        self._gpu.cuda.set_device(self._gpu.device)  # which each thread has for itself
+        self._gpu.cuda.set_device(self._gpu.device)  # the current device is per thread
         super()._run()
 
     def _hand_over(self, job: Job) -> None:
@@ -70,7 +70,7 @@ class GpuSender(Sender):
 class GpuReceiver(Receiver):
     """Receives messages over a channel.
 
-    incoming: for their forms, and that they come. calls: by which this rank asks for each.
+    incoming: carries their forms and "it comes". calls: carries this rank's "come" for each.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""What has arrived on a stage and is not used yet, and how the stage waits for it."""
+"""The messages that have arrived on a stage, and how the stage waits for them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from axonn_ext.pipeline.messages import DIRECTIONS, Message
 from axonn_ext.ranks.grid import AxisGroup
 
 _NOTED_AFTER_SECONDS = 0.1
-ROOM = 4  # the most messages of a direction that have arrived, or are about to
+ROOM = 4  # the most messages per direction that have arrived or are about to
 
 
 class Inbox:
@@ -30,7 +30,7 @@ class Inbox:
         self._broken: dict[str, str] = {}  # direction -> why nothing more arrives
         self._room = dict.fromkeys(DIRECTIONS, ROOM)  # how many more may arrive
         self._is_closed = False
-        self._gave_up = ""  # why waiting is of no use
+        self._gave_up = ""  # why waiting is pointless
 
     @property
     def waited_seconds(self) -> float:
@@ -44,7 +44,7 @@ class Inbox:
             self._room[direction] -= 1
 
     def close(self) -> None:
-        """Lets no thread wait for room any more."""
+        """Ends all waiting for room."""
         with self._changed:
             self._is_closed = True
             self._changed.notify_all()
@@ -61,13 +61,13 @@ class Inbox:
             self._changed.notify_all()
 
     def give_up(self, why: str) -> None:
-        """Ends all waiting: something has failed, for want of which no message will come."""
+        """Ends all waiting: after some failure, no message will come."""
         with self._changed:
             self._gave_up = self._gave_up or why
             self._changed.notify_all()
 
     def check(self) -> None:
-        """Raises PipelineError if waiting is of no use."""
+        """Raises PipelineError if waiting is pointless."""
         if self._gave_up:
             raise self._failures.error(self._gave_up)
 
@@ -107,7 +107,7 @@ class Inbox:
             return self._changed.wait_for(ready, seconds) and self._look(messages)
 
     def _look(self, messages: Sequence[Message]) -> bool:
-        """Whether a message is there. Raises PipelineError where none can come any more."""
+        """Whether a message is there. Raises PipelineError if none can come any more."""
         if any(message in self._arrived for message in messages):
             return True
         self.check()

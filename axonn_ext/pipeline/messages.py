@@ -1,4 +1,4 @@
-"""Messages between neighbouring stages: what they are called, and which forms they have."""
+"""Messages between neighbouring stages: their names and their forms."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 _MOST_DIMS = 8
 _HEADER_SIZE = _MOST_DIMS + 2
 
-# Seconds by which a message (direction, virtual stage that gets it, micro-batch) comes too late.
+# (direction, receiving virtual stage, micro-batch) -> seconds by which the message is delayed.
 Delay = Callable[[str, int, int], float]
 
 
@@ -44,7 +44,7 @@ class Form:
 
     @classmethod
     def of(cls, tensor: Tensor) -> Form:
-        """Raises PipelineError for a tensor that no message can be."""
+        """Returns a tensor's form. Raises PipelineError if it cannot be a message."""
         if tensor.dtype not in _DTYPES or tensor.dim() > _MOST_DIMS:
             raise PipelineError(
                 f"a stage must return a tensor of {', '.join(map(str, _DTYPES))} with at most "
@@ -57,7 +57,7 @@ class Form:
         return math.prod(self.shape) * self.dtype.itemsize
 
     def header(self) -> Tensor:
-        """Returns the form as numbers, which go before the first message."""
+        """Returns the form as numbers, which precede the first message."""
         numbers = [_DTYPES.index(self.dtype), len(self.shape), *self.shape]
         return torch.tensor(numbers + [0] * (_HEADER_SIZE - len(numbers)))
 
@@ -70,4 +70,4 @@ class Form:
         return f"{list(self.shape)} of {str(self.dtype).removeprefix('torch.')}"
 
 
-HEADER = Form((_HEADER_SIZE,), torch.int64)  # of what tells a form
+HEADER = Form((_HEADER_SIZE,), torch.int64)  # the form of a header itself

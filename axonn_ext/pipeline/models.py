@@ -1,4 +1,4 @@
-"""What a pipeline runs: the stages of a transformer, or of a list of modules."""
+"""The models that a pipeline runs: the stages of a transformer, or of a list of modules."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ from axonn_ext.spec.stages import Stages
 class StagedModel(Protocol):
     """This rank's stages of a model.
 
-    table: the embedding's table where the head is tied to it and this rank holds it, as both ends
-    of the pipeline do; else None.
+    table: the embedding's table if the head is tied to it and this rank holds it, as both ends of
+    the pipeline do; else None.
     """
 
     stages: Stages
@@ -51,24 +51,24 @@ class StagedModel(Protocol):
     def prepare(
         self, micro_batches: Sequence[Any], num_labels: float | None, totals: Totals
     ) -> Sequence[Any]:
-        """Returns what `run` takes, given what the user passes. Every rank has all micro-batches.
+        """Converts the user's micro-batches to those that `run` takes. Every rank has all of them.
 
-        num_labels: what the loss is divided by; None: what is usual for the model.
+        num_labels: the divisor of the loss; None: the usual one for the model.
 
         Raises ValueError for micro-batches that the model does not take.
         """
         ...
 
     def run(self, stage: int, x: Tensor | None, micro_batch: Any) -> Tensor:
-        """Returns what a virtual stage makes of x; the last one this rank's part of the loss."""
+        """Returns a virtual stage's output for x; the last one returns this rank's loss part."""
         ...
 
     def pack(self, tensor: Tensor, micro_batch: Any) -> Tensor:
-        """Returns the part of a stage's output, or of its gradient, that this rank sends."""
+        """Returns this rank's part to send of a stage's output, or of its gradient."""
         ...
 
     def unpack(self, part: Tensor, micro_batch: Any) -> Tensor:
-        """Returns the whole again, of which the peers on this stage have received the rest."""
+        """Returns the whole tensor; the peers on this stage have received the other parts."""
         ...
 
 
@@ -94,7 +94,7 @@ class TransformerStages:
         self.table = next(on_ends, None)
         self.loss_axes = rows_over(model.parallel.layout, "y")
         self._grid = model.grid
-        # In "replicated" the ranks of x have equal activations, of which each sends a part.
+        # In "replicated" the ranks of x have equal activations, and each sends a part.
         self._shares_x = model.parallel.layout == "replicated" and model.grid.size("x") > 1
 
     def prepare(
@@ -135,18 +135,18 @@ class TransformerStages:
         return self._shares_x and micro_batch[0].token_ids.numel() % self._grid.size("x") == 0
 
 
-# A module, or a function that makes it, so that no rank makes the modules of other stages.
+# A module, or a function that makes it, so that a rank need not make the modules of other stages.
 Layer = nn.Module | Callable[[], nn.Module]
 Loss = Callable[[Tensor, Any], Tensor]
 
 
 class ModuleStages:
-    """The stages of a list of modules, each of which takes what the one before it returns.
+    """The stages of a list of modules, each of which takes the output of the one before it.
 
-    A micro-batch is (inputs, targets): the first module takes the inputs, and `loss` what the last
-    one returns, and the targets. The loss of a step is the mean over micro-batches and (data, z)
-    groups. Modules that are not of axonn_ext are whole on every rank of their stage, and begin with
-    the values of its first rank.
+    A micro-batch is (inputs, targets): the first module takes the inputs; `loss` takes the last
+    module's output and the targets. The loss of a step is the mean over micro-batches and (data, z)
+    groups. Modules not of axonn_ext are replicated on every rank of their stage, and start with the
+    values of its first rank.
     """
 
     loss_axes = ("z", "data")
@@ -214,11 +214,11 @@ def _refuse_shared(layers: Sequence[Layer]) -> None:
 
 
 def _declare_plain(module: nn.Module, grid: Grid) -> list[nn.Module]:
-    """Says of parameters that no module of axonn_ext has that every rank of x and y has them.
+    """Declares the parameters of modules not of axonn_ext as replicated over x and y.
 
     Their gradients are summed over z and data, whose ranks have different rows. Returns the
-    modules that have them, and those that have buffers alone. Raises ValueError for modules that
-    are on another grid.
+    modules that have such parameters, and those that have only buffers. Raises ValueError for
+    modules that are on another grid.
     """
     plain = []
     for owner in module.modules():
@@ -238,7 +238,7 @@ def _declare_plain(module: nn.Module, grid: Grid) -> list[nn.Module]:
 
 @torch.no_grad()
 def _make_equal(modules: Sequence[nn.Module], grid: Grid) -> None:
-    """Gives all ranks of a stage the values of the first one: each may have drawn its own.
+    """Copies the first rank's values to all ranks of a stage, which may have drawn different ones.
 
     Collectives: a broadcast of each tensor over x, y, z and data.
     """

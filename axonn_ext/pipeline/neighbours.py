@@ -1,9 +1,9 @@
-"""Sends messages to the neighbours of a stage and receives theirs, beside the computation.
+"""Sends messages to the neighbours of a stage and receives theirs, concurrently with computation.
 
-Activations go from a stage to the next one, their gradients back. Each direction has connections of
-its own, so that a message never waits for one of the other direction. In each, messages arrive in
-the order in which they are sent. The form of a stage's messages is told with the first of them, and
-must stay as it is.
+Activations go from a stage to the next one, their gradients back. Each direction has its own
+connections, so that a message never waits for one of the other direction. In each, messages arrive
+in the order in which they are sent. The form of a stage's messages is sent with the first of them,
+and must not change.
 """
 
 from __future__ import annotations
@@ -43,18 +43,18 @@ from axonn_ext.ranks.tracing import record_issued
 
 @dataclass(frozen=True)
 class _Ways:
-    """A way to one stage, and one from another."""
+    """A way to one stage, and a way from another."""
 
     out: Outgoing
     into: Incoming
 
 
 class Neighbours:
-    """Sends to both neighbours of a stage and receives from them, each in a thread of its own.
+    """Sends to both neighbours of a stage and receives from them, each in a separate thread.
 
-    All ranks of a pipeline must make theirs in the same order. gpu: where messages are; None: on
-    the CPU. wraps: whether the last stage sends to the first one; looked at on GPUs alone. shares:
-    whether ranks of one host send through shared memory. delay: for benchmarks and tests.
+    All ranks of a pipeline must make their instances in the same order. gpu: where messages are;
+    None: on the CPU. wraps: whether the last stage sends to the first one; only used on GPUs.
+    shares: whether ranks of one host send through shared memory. delay: for benchmarks and tests.
 
     Raises PipelineError or RuntimeError if GPUs cannot be connected.
     """
@@ -76,7 +76,7 @@ class Neighbours:
         self._gpu_channels: Mapping[tuple[str, int], GpuChannel] = {}
         if gpu is not None:
             self._gpu_channels = connect(stages, groups, gpu, failures, wraps=wraps)
-        self._forms: dict[Key, Form] = {}  # of what this stage sends
+        self._forms: dict[Key, Form] = {}  # of the messages that this stage sends
         self.num_forgotten = 0
         self._channels: list[_C.MessageSender] = []
         self._senders: dict[str, Sender] = {}
@@ -93,11 +93,11 @@ class Neighbours:
 
     @property
     def shared_bytes(self) -> int:
-        """The bytes of shared memory that this rank's messages have taken so far, and keep."""
+        """The bytes of shared memory that this rank's messages have taken so far and still hold."""
         return sum(channel.num_bytes for channel in self._channels)
 
     def expect(self, phase: str, messages: Iterable[Message]) -> None:
-        """Says which messages will arrive from now on, for each direction in their order.
+        """Announces the messages that will arrive from now on, in order for each direction.
 
         phase: "training" or "evaluation", which may have messages of different shapes.
         """
@@ -109,7 +109,7 @@ class Neighbours:
 
         On a GPU the current stream is the one that computes it.
 
-        Raises PipelineError if it has another shape or dtype than those before it.
+        Raises PipelineError if its shape or dtype differs from those before it.
         """
         ready = None if self._gpu is None else self._gpu.mark()
         job = Job(phase, message, tensor, ready, time.monotonic())
@@ -117,8 +117,8 @@ class Neighbours:
         known = self._forms.setdefault(job.key, form)
         if known != form:
             raise PipelineError(
-                f"{message} is {form}, but those before it were {known}: all micro-batches must be "
-                "alike; before others come, call Pipeline.forget_shapes on all ranks"
+                f"{message} is {form}, but those before it were {known}: all micro-batches must "
+                "have one shape; to change it, call Pipeline.forget_shapes on all ranks first"
             )
         if self._delay is not None:
             job.due += self._delay(message.direction, message.stage, message.micro_batch)
@@ -154,12 +154,12 @@ class Neighbours:
         self._let_go()
 
     def abandon(self) -> None:
-        """Ends the threads after a failure, but those that wait for gloo."""
+        """Ends the threads after a failure, except those that wait for gloo."""
         self._end()
         self._let_go()
 
     def _let_go(self) -> None:
-        """Frees the shared memory, but what tensors still use."""
+        """Frees the shared memory, except what tensors still use."""
         self._channels.clear()
         self._senders.clear()
         self._receivers.clear()
@@ -173,7 +173,7 @@ class Neighbours:
         ways = self._ways(f"messages {direction}", group, shares, to=up, source=down)
         gpu, inbox = self._gpu, self._inbox
         sender, receiver = Sender(ways.out, inbox, to=ranks[up]), Receiver(ways.into, inbox)
-        if gpu is not None:  # each message is called for, which goes the other way
+        if gpu is not None:  # the receiver calls for each message, in the opposite direction
             calls = self._ways(f"calls {direction}", group, shares, to=down, source=up, tag=1)
             if channel := self._gpu_channels.get((direction, stages.rank)):
                 sender = GpuSender(channel, gpu, ways.out, calls.into, inbox, to=ranks[up])

@@ -1,4 +1,4 @@
-"""The pipeline: one object on each rank, which runs forward and backward of whole steps."""
+"""The pipeline: one object per rank, which runs forward and backward of whole steps."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Pipeline:
                 axonn_ext.clip_grad_norm_(pipeline.module, 1.0)
                 optimizer.step(); optimizer.zero_grad()      over pipeline.module.parameters()
 
-    A message between two stages is what one rank has of the activation, [m / Gx, H / Gy], or of its
+    A message between two stages is one rank's block of the activation, [m / Gx, H / Gy], or of its
     gradient; in layout "replicated" each rank of x sends a part of the rows, which the ranks of x
     of the next stage gather. Gradients of a parameter are added in the order of micro-batches,
     whatever order the stages run tasks in, so every run has the same bits.
@@ -55,21 +55,21 @@ class Pipeline:
     pipe. It raises PipelineError if a rank does not take part.
 
     Args:
-        model: a model of axonn_ext.models on the grid; or a list of modules, of which each takes
-            what the one before returns, a tensor. Instead of a module a function may stand that
-            makes it, which only ranks of its stage call.
-        options: the schedule, and what it may hold; see PipelineOptions.
-        loss: of a list of modules: loss(what the last one returns, targets), a mean; ranks of x and
-            y must return the same.
-        stages: of a list of modules: which of them each stage has; default as many on each.
-        overlap: gathers weights and sums gradients beside the computation; see Orchestrator.
-        delay: seconds by which a message is late, for benchmarks and tests.
+        model: a model of axonn_ext.models on the grid; or a list of modules, each of which takes
+            the output, a tensor, of the one before. Instead of a module, the list may have a
+            function that makes it; only ranks of its stage call the function.
+        options: the schedule, and its limits; see PipelineOptions.
+        loss: for a list of modules: loss(output of the last one, targets), a mean; ranks of x and y
+            must return the same.
+        stages: for a list of modules: which of them each stage has; default: an even split.
+        overlap: overlaps weight gathers and gradient sums with computation; see Orchestrator.
+        delay: seconds by which a message is delayed, for benchmarks and tests.
 
     Raises:
         TypeError, ValueError: model, loss and options that do not fit together.
         PipelineError (from `step` and `evaluate`): a stage failed, or a message has another shape
             or did not come within AXONN_TIMEOUT_SECONDS. The rank that fails first raises its own
-            error; all others raise this one, which says what that was.
+            error; all others raise this one, which contains it.
     Source: AxoNN, arXiv:2110.13005, section 3; zero bubble, arXiv:2401.10241.
     """
 
@@ -97,7 +97,7 @@ class Pipeline:
         self._totals.compare({"stages on a GPU": int(gpu is not None)})
         self.orchestrator = None if overlap is None else Orchestrator(self.module, overlap)
         self._deferring = DeferredWeightGradients(self.module) if self.options.defers else None
-        self._failed = ""  # what a step has failed with
+        self._failed = ""  # the error of a failed step
         self._pace = None if gpu is None else Pace(gpu, self._failures)
         self._inbox = Inbox(self._axis, self._failures, gpu)
         self._neighbours: Neighbours | None = None
@@ -116,7 +116,7 @@ class Pipeline:
 
     @property
     def stats(self) -> StepStats:
-        """What the last `step` needed on this rank."""
+        """Statistics of the last `step` on this rank."""
         return self._stats
 
     def step(
@@ -132,13 +132,13 @@ class Pipeline:
 
         micro_batches: every rank passes those of its (data, z) group, all of the same shape: a
         MicroBatch each, or (inputs, targets) for a list of modules, where only the first stage
-        looks at inputs and the last one at targets. num_labels: what a transformer's loss is
-        divided by; default the labels of all micro-batches and ranks. loss_scale: what the
-        gradients are multiplied by, from the first of backward on; the loss is returned without it.
+        looks at inputs and the last one at targets. num_labels: the divisor of a transformer's
+        loss; default: the number of labels in all micro-batches and ranks. loss_scale: factor of
+        all gradients, from the start of backward on; the returned loss does not include it.
 
-        After a failure a pipeline cannot be used again. Collectives: of the modules; messages
-        between stages; all-reduces over all ranks, of the number of micro-batches, of the labels if
-        num_labels is not given, and of the loss.
+        After a failure a pipeline cannot be used again. Collectives: those of the modules; messages
+        between stages; all-reduces over all ranks, of the number of micro-batches, of the number of
+        labels if num_labels is not given, and of the loss.
         """
         if not torch.is_grad_enabled():
             raise ValueError("Pipeline.step: gradients must be enabled; evaluate needs none")
@@ -148,15 +148,15 @@ class Pipeline:
     def evaluate(self, micro_batches: Sequence[Any], *, num_labels: float | None = None) -> Tensor:
         """Returns the loss of the micro-batches, equal on all ranks, without gradients.
 
-        Modules that behave otherwise in evaluation, such as Dropout, must be told by `eval()`.
+        For modules that behave differently in evaluation, such as Dropout, call `eval()` first.
         """
         return self._run(EVALUATION, micro_batches, num_labels)
 
     def sync_gradients(self) -> None:
         """Completes all gradients: see axonn_ext.sync_gradients.
 
-        Call it once before each step of the optimizer, after the last `step` whose gradients are
-        added up.
+        Call it once before each optimizer step, after the last `step` whose gradients are
+        accumulated.
         """
         if self.orchestrator is None:
             gradients.sync_gradients(self.module)
@@ -170,7 +170,7 @@ class Pipeline:
             self._neighbours.forget_shapes()
 
     def close(self) -> None:
-        """Ends the threads of messages. All ranks call it between steps.
+        """Ends the message threads. All ranks call it between steps.
 
         After a failure it does not wait for messages. The groups stay until those of
         torch.distributed are destroyed.
@@ -207,7 +207,7 @@ class Pipeline:
         loss_scale: float = 1.0,
     ) -> Tensor:
         if self._failed:
-            raise PipelineError(f"this pipeline is of no use any more: {self._failed}")
+            raise PipelineError(f"this pipeline cannot be used any more: {self._failed}")
         overlaps = self.orchestrator
         run = StepRun(
             self._model, phase=phase, rank=self._axis.rank, inbox=self._inbox,
@@ -245,7 +245,7 @@ class Pipeline:
         num_labels: float | None,
         loss_scale: float,
     ) -> Tensor:
-        """Runs a step, and returns its loss."""
+        """Runs a step and returns its loss."""
         count = len(micro_batches)
         forgotten = 0 if self._neighbours is None else self._neighbours.num_forgotten
         table = self._model.table
@@ -268,25 +268,25 @@ class Pipeline:
         run.now = "the sum of the losses"
         if self._pace is not None:
             self._pace.finish()
-        # Stages that are done wait here for the others, and learn if one of them fails.
+        # Finished stages wait here for the others, and learn if one of them fails.
         loss = run.loss(self._device)
         return self._totals.sum(loss, {*self._model.loss_axes, "pipe"}, "losses")
 
     def _after_task(self, phase: str) -> list[Callable[[], None]]:
-        """Returns what follows each task, where tasks come in the order of messages."""
+        """Returns the functions to call after each task, if tasks run as messages arrive."""
         if phase == EVALUATION or self.options.schedule != "message_driven":
             return []
         after = [] if self.orchestrator is None else [self.orchestrator.end_pass]
         return after if self._pace is None else [*after, self._pace.end_task]
 
     def _order(self, phase: str, stage: int, count: int) -> Sequence[Task]:
-        """Returns the tasks of a stage in an order in which messages to and from it can come.
+        """Returns the tasks of a stage in an order that matches that of its messages.
 
         For "message_driven" forwards and backwards are each in the order of micro-batches.
         """
         chunks, schedule = self._model.stages.chunks, self.options.schedule
         if phase == EVALUATION:
-            # All micro-batches run through the first chunks, then through the second ones.
+            # All micro-batches run through the first chunks, then through the second chunks.
             return [Task(FORWARD, chunk, m) for chunk in range(chunks) for m in range(count)]
         if schedule == "message_driven":
             return [Task(kind, 0, m) for kind in (FORWARD, BACKWARD) for m in range(count)]
@@ -305,17 +305,17 @@ class Pipeline:
         )  # fmt: skip
 
     def _incoming(self, orders: Sequence[Sequence[Task]]) -> Iterator[Message]:
-        """Yields what both neighbours will send here, in the order in which each of them does."""
+        """Yields the messages that both neighbours will send here, in each one's order."""
         last, size = self._model.stages.num_virtual - 1, self._axis.size
         for direction, step in DIRECTIONS.items():
             sender = (self._axis.rank - step) % size
             for task in orders[sender]:
-                stage = task.chunk * size + sender + step  # the virtual stage that gets it
+                stage = task.chunk * size + sender + step  # the receiving virtual stage
                 if task.kind == direction and 0 <= stage <= last:
                     yield Message(direction, stage, task.micro_batch)
 
     def _failure(self, run: StepRun, error: BaseException) -> BaseException:
-        """Tells all ranks of a failure of this one; returns the error that says most."""
+        """Tells all ranks of this rank's failure; returns the most informative error."""
         where, found = f"rank {self.grid.rank}, {run.now}", self._failures.found()
         self._failed = found or f"{where}: {type(error).__name__}: {error}"
         self.grid.side_groups.forget()

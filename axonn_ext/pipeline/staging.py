@@ -1,4 +1,4 @@
-"""Makes this rank's stages of what the user gives a pipeline, and refuses what cannot be one."""
+"""Makes this rank's stages from the user's model, and refuses models that cannot be pipelined."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from axonn_ext.spec.stages import Stages
 
 
 def on_all_ranks(make: Callable[[], StagedModel]) -> StagedModel:
-    """Returns what `make` returns, if it raises on no rank. Collectives: those of first_failure."""
+    """Returns the result of `make` if it raises on no rank. Collectives: those of first_failure."""
     made: StagedModel | None = None
     error: Exception | None = None
     try:
@@ -43,7 +43,7 @@ def stage(
     loss: Loss | None,
     stages: Stages | None,
 ) -> StagedModel:
-    """Returns this rank's stages. Raises TypeError or ValueError for what cannot be one."""
+    """Returns this rank's stages. Raises TypeError or ValueError for an unsuitable model."""
     if isinstance(model, Transformer):
         if loss is not None or stages is not None:
             raise ValueError(
@@ -70,7 +70,7 @@ def stage(
 
 
 def _checked(model: StagedModel, grid: Grid, options: PipelineOptions) -> StagedModel:
-    """Returns the model. Raises ValueError where stages, grid and options do not fit together."""
+    """Returns the model. Raises ValueError if stages, grid and options do not fit together."""
     stages, pipe = model.stages, grid.size("pipe")
     if stages.pipe != pipe or stages.chunks != options.chunks:
         raise ValueError(

@@ -15,15 +15,15 @@ from axonn_ext.pipeline.channels import Incoming, Outgoing
 from axonn_ext.pipeline.inbox import Inbox
 from axonn_ext.pipeline.messages import HEADER, Form, Message
 
-Key = tuple[str, str, int]  # phase, direction, stage: whose messages have one form
+Key = tuple[str, str, int]  # phase, direction, stage: all messages of a key have one form
 _JOIN_SECONDS = 1.0
 
 
 @dataclass
 class Job:
-    """A message to send (tensor, when) or to receive.
+    """A message to send (tensor, due) or to receive.
 
-    ready: on a GPU, the event after which a tensor to send has its values.
+    ready: on a GPU, the event after which the tensor to send has its values.
     """
 
     phase: str
@@ -38,7 +38,7 @@ class Job:
 
 
 class MessageThread:
-    """Does jobs one after the other, in a thread of its own."""
+    """Does jobs one after another, in a separate thread."""
 
     def __init__(self) -> None:
         self._jobs = queue.Queue[Job | None]()
@@ -51,17 +51,17 @@ class MessageThread:
         self._jobs.put(job)
 
     def has_done_all(self, seconds: float) -> bool:
-        """Whether all jobs are done, now or within so many seconds."""
+        """Whether all jobs are done, now or within that many seconds."""
         jobs = self._jobs
         with jobs.all_tasks_done:
             return jobs.all_tasks_done.wait_for(lambda: not jobs.unfinished_tasks, seconds)
 
     def end(self) -> None:
-        """Ends the thread after the jobs that there are."""
+        """Ends the thread after its current jobs."""
         self._jobs.put(None)
 
     def stop(self) -> None:
-        """Ends the wait of a job, where that is possible."""
+        """Ends a job's wait, where that is possible."""
 
     def abort(self) -> None:
         """Ends a transfer between GPUs, if there is one."""
@@ -86,17 +86,17 @@ class MessageThread:
 
 
 class Sender(MessageThread):
-    """Sends messages to a rank. One that cannot be sent ends all waiting for other messages."""
+    """Sends messages to a rank. If one cannot be sent, all waiting for other messages ends."""
 
     def __init__(self, outgoing: Outgoing, inbox: Inbox, *, to: int) -> None:
         super().__init__()
         self._outgoing, self._inbox, self._to = outgoing, inbox, to
-        self.told: set[Key] = set()  # whose form the neighbour knows
+        self.told: set[Key] = set()  # the keys whose form the neighbour knows
         self._now: Message | None = None
         self._has_failed = False
 
     def unsent(self) -> str:
-        """Returns what the thread is sending, for messages about one that it cannot end."""
+        """Returns a description of the message being sent, for errors if it cannot be."""
         return f"{self._now or 'a message'} was not sent to rank {self._to}"
 
     def _carry(self, job: Job) -> None:
@@ -110,7 +110,7 @@ class Sender(MessageThread):
                 self.told.add(job.key)
                 self._outgoing.send(Form.of(tensor).header())
             self._hand_over(job)
-        except Exception as error:  # no room, a neighbour's process that has ended, or the network
+        except Exception as error:  # no memory, the neighbour's process has ended, or the network
             self._has_failed = True
             self._inbox.give_up(f"{self.unsent()}: {_short(error)}")
 
@@ -149,9 +149,9 @@ class Receiver(MessageThread):
 
 
 def end_at_once(threads: Iterable[MessageThread], inbox: Inbox) -> None:
-    """Ends the threads, but those that wait for gloo.
+    """Ends the threads, except those that wait for gloo.
 
-    A thread that woke up in C++ while the interpreter ends would end the process with SIGABRT.
+    A thread that wakes up in C++ while the interpreter ends would kill the process with SIGABRT.
     """
     inbox.close()
     for thread in threads:

@@ -1,4 +1,4 @@
-"""Numbers of all ranks of a pipeline, in whose sums a rank learns of failures elsewhere."""
+"""Sums over all ranks of a pipeline, in which a rank also learns of failures elsewhere."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from torch import Tensor
 from axonn_ext.pipeline.failures import Failures, PipelineError
 from axonn_ext.ranks.grid import Grid
 
-_MOST_DIFFERENCE = 1e-2  # as a share of the numbers; a rank that has other rows differs by more
+_MOST_DIFFERENCE = 1e-2  # relative; a rank with other rows differs by more
 
 
 class Totals:
-    """Sums and comparisons over all ranks, along one axis after the other. All must make theirs.
+    """Sums and comparisons over all ranks, along one axis after another. All ranks must make one.
 
-    So a rank is connected, over gloo, to those of its own lines of the grid alone.
+    This way a rank is connected, over gloo, only to the ranks on its own lines of the grid.
     """
 
     def __init__(self, grid: Grid, failures: Failures) -> None:
@@ -27,10 +27,10 @@ class Totals:
         self._groups = [grid.side_groups.get("totals", line) for line in lines if len(line) > 1]
 
     def sum(self, number: Tensor, axes: Collection[str], what: str) -> Tensor:
-        """Returns the sum over these axes, in fp64, equal on all ranks and where the number is.
+        """Returns the sum over these axes, in fp64, equal on all ranks, on the number's device.
 
-        Ranks that differ along other axes must have the same number: the first of them counts.
-        Raises PipelineError if they clearly have not; what rounds differently on them may pass.
+        Ranks that differ along other axes must have the same number; the first rank's counts.
+        Raises PipelineError if they clearly do not; differences in rounding may pass.
         """
         others = sorted(axis for axis in self._grid.coords if axis not in axes)
         own = number.detach().double().cpu()
@@ -48,7 +48,7 @@ class Totals:
         return total.to(number.device)
 
     def compare(self, numbers: Mapping[str, float | None]) -> None:
-        """Raises PipelineError if ranks have different numbers of a name; None agrees with all."""
+        """Raises PipelineError if ranks have different values for a name; None matches any."""
         own = torch.tensor(
             [[n, -n] if n is not None else [-math.inf] * 2 for n in numbers.values()],
             dtype=torch.float64,

@@ -1,11 +1,11 @@
-"""Which grid to train on, how long a step takes and what it holds, before a GPU is booked.
+"""Chooses a grid to train on, and predicts a step's time and memory before a GPU is booked.
 
     machine = planner.load_machine("perlmutter")
     request = planner.Request(model, "my model", num_ranks=1024, machine=machine, batch_size=2048)
     planner.plan(request).configs[0].job.grid
 
-Pure: no file but the machine's is read, nothing is started. Of the rest of the package it imports
-what a model, a grid and a run are (axonn_ext.spec), and no Torch.
+Pure: it reads no file but the machine's and starts nothing. From the rest of the package it imports
+only axonn_ext.spec, which describes models, grids and runs, and it never imports Torch.
 
 A name is loaded when it is first used.
 """

@@ -20,12 +20,12 @@ class Estimate:
 
     compute_s      the seconds of products, elementwise work and the optimizer
     exposed_s      axis -> the seconds for which computation waits for the axis's collectives
-    peak_fraction  model flops (nothing counted twice, half of attention, which is causal) per
-                   second over the machine's peak
+    peak_fraction  model flops per second (no recomputation, and half of attention, since it is
+                   causal) over the machine's peak
     tokens_per_s   the rate of all ranks together
     binding        what limits the step, in words
-    memory_share   the part of a rank's memory that is full at the peak, with communicators and what
-                   the machine reserves
+    memory_share   the share of a rank's memory in use at the peak, including communicators and the
+                   machine's reserve
     deferred_binds  whether the step may differ with a larger Overlap.deferred
     """
 
@@ -77,7 +77,7 @@ def estimate(
     result = simulate_step(job, machine, steps=steps, step=step)
     exposed = {axis: seconds for axis, seconds in result.exposed_s.items() if seconds > 0}
     tokens = job.batch_size * job.model.sequence_length
-    flops = job.model.flops_per_token() * tokens // job.grid.size  # those of a rank
+    flops = job.model.flops_per_token() * tokens // job.grid.size  # per rank
     return Estimate(
         job=job,
         step_time_s=result.step_time_s,

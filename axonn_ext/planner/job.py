@@ -24,7 +24,7 @@ class Options(ParallelConfig):
 
     overlap: None if the ops themselves gather weights and sum gradients, without overlap.
     pipeline: how stages run; matters only on grids with pipe > 1.
-    optimizer: where AdamW's state is, and what of it the ranks of data divide.
+    optimizer: where AdamW's state lives, and which of it is sharded over the data axis.
     """
 
     overlap: Overlap | None = field(default_factory=Overlap)
@@ -43,7 +43,7 @@ class Options(ParallelConfig):
 class Job:
     """A model on a grid. batch_size: the sequences of one optimizer step over all ranks.
 
-    model: with its own vocabulary, without the rows that a grid adds.
+    model: with its own vocabulary, before a grid pads it.
     """
 
     model: ModelConfig
@@ -53,7 +53,7 @@ class Job:
 
     @property
     def placed_model(self) -> ModelConfig:
-        """The model with the vocabulary that it has on the grid."""
+        """The model with its vocabulary padded for the grid."""
         return padded_model(self.model, self.grid)
 
     @property
@@ -63,7 +63,7 @@ class Job:
 
     @property
     def num_parts(self) -> int:
-        """How many ranks of data divide AdamW's state; 1: each has all of it."""
+        """The number of data ranks that shard AdamW's state; 1: each has all of it."""
         return self.options.optimizer.num_parts(self.grid.data)
 
     @property
@@ -89,12 +89,12 @@ def violations(job: Job) -> Iterator[BrokenRule | str]:
         return
     if job.grid.pipe > 1:
         yield from pipeline_violations(job)
-    # What ranks that share a key-value head exchange is not planned yet.
+    # The exchange between ranks that share a key-value head is not modelled yet.
     yield from broken_rules(job.model, options, job.grid, job.micro_batch_size, shared_heads=False)
 
 
 def pipeline_violations(job: Job) -> Iterator[str]:
-    """Yields the rules of pipelines that the job breaks, whose grid has pipe > 1."""
+    """Yields the pipeline rules that a job with pipe > 1 breaks."""
     pipe, chunks, parts = job.grid.pipe, job.options.pipeline.chunks, job.options.micro_batches
     layers = job.model.num_layers
     if job.options.optimizer.zero > 1:

@@ -1,13 +1,13 @@
-"""How far a prediction may be off: by published runs, and by what a machine's file does not know.
+"""How far a prediction may be off: by published runs, and by unknowns of a machine's file.
 
 Each part of the range of a step has its source in the machine's file, or is called a guess there:
 
 * Rates of more groups on a node's links than were measured may be higher.
 * Rates of jobs beyond a part of the network may be lower: dragonflies and shared trees are tapered.
 * The slowest of many ranks sets the pace.
-* Collectives that run beside computation take some of its units (SMs or CUs).
+* Collectives that run alongside computation take some of its units (SMs or CUs).
 
-Errors of the model as such are no part of a StepRange; docs/planner_fit.md compares predictions
+Errors of the model itself are not part of a StepRange; docs/planner_fit.md compares predictions
 with published runs.
 """
 
@@ -23,8 +23,8 @@ from axonn_ext.planner.machines.scaled_links import with_rates
 from axonn_ext.planner.simulation.costs import Costs
 from axonn_ext.planner.step.program import make_program
 
-# Of 8 in 10 published runs, a step took so many times what was predicted: the 10th and the 90th
-# percentile of (1 + error), with each source held out. A test computes them anew.
+# In 8 of 10 published runs, the ratio of the step time to its prediction was in this range: the
+# 10th to the 90th percentile of (1 + error), with each source held out. A test recomputes them.
 RANGE = (0.89, 1.13)
 # Steps are simulated for a few layers and micro-batches and then extrapolated, which is within 2 %
 # of the whole schedule (docs/planner_model.md). A smaller difference says nothing.
@@ -32,7 +32,7 @@ TIE = 0.02
 
 
 class StepRange(NamedTuple):
-    """The seconds of a step at the least and at the most; reasons: what makes the difference."""
+    """The least and the most seconds of a step; reasons: what makes the difference."""
 
     least_s: float
     most_s: float
@@ -52,10 +52,10 @@ def step_range(job: Job, machine: Machine) -> StepRange:
 
 
 def _faster_links(job: Job, machine: Machine) -> tuple[Machine, tuple[str, ...]]:
-    """Returns the machine where unmeasured numbers of groups share links as well as they can."""
+    """Returns the machine with the best rates that unmeasured numbers of groups may reach."""
     factors, reasons, most = [], [], 1
     for level in machine.links.levels:
-        # So many groups leave a unit of the level below together: each of its ranks has one along
+        # This many groups leave a unit of the level below together: each of its ranks has one along
         # the slowest axis that crosses the level.
         groups = min(most, max(_inner_sizes(job)))
         known = level.neighbours_measured
@@ -75,7 +75,7 @@ def _inner_sizes(job: Job) -> list[int]:
 
 
 def _slower_links(job: Job, machine: Machine) -> tuple[Machine, tuple[str, ...]]:
-    """Returns the machine where large jobs have the least rates."""
+    """Returns the machine with the lowest rates that large jobs may have."""
     factors, reasons = [], []
     for level in machine.links.levels:
         full = level.full_rate_ranks
@@ -89,7 +89,7 @@ def _slower_links(job: Job, machine: Machine) -> tuple[Machine, tuple[str, ...]]
 
 
 def _slower_compute(job: Job, machine: Machine) -> tuple[float, tuple[str, ...]]:
-    """Returns by which factor computation may be slower than the machine's slowdown says."""
+    """Returns the factor by which computation may be slower than the machine's slowdown says."""
     factor, reasons = 1.0, []
     node = machine.links.levels[0].ranks
     if machine.straggler_share and node is not None and job.grid.size > node:
@@ -106,7 +106,7 @@ def _slower_compute(job: Job, machine: Machine) -> tuple[float, tuple[str, ...]]
 
 
 def _share_beside(job: Job, machine: Machine) -> float:
-    """Returns for which share of computation collectives may run beside it; 0 without overlap."""
+    """Returns the share of computation during which collectives may run; 0 without overlap."""
     if job.options.overlap is None:
         return 0.0
     program, costs = make_program(job), Costs(machine, job.grid, job.options.dtype)
@@ -127,5 +127,5 @@ def is_tie(estimate: Estimate, best: Estimate) -> bool:
 
 
 def published_range(seconds: float) -> tuple[float, float]:
-    """Returns the least and the most that a step of these predicted seconds took in most runs."""
+    """Returns the range of seconds that most published runs took for such a prediction."""
     return RANGE[0] * seconds, RANGE[1] * seconds

@@ -1,1 +1,1 @@
-"""How ranks start, meet, form a grid, and exchange values."""
+"""How ranks start, meet, form a grid and exchange values."""

@@ -1,13 +1,13 @@
 """Differentiable collectives along an axis of the grid. On an axis of one rank they cost nothing.
 
-With algorithm "fused" they are NCCL's on GPUs, for there is no matmul to fuse them with.
+With algorithm "fused" they are NCCL's on GPUs, since there is no matmul to fuse them with.
 
 The gradient of a sum over ranks depends on what the ranks do with the sum, so there are two kinds:
 
     function       forward      backward     use
     `all_reduce`   all-reduce   all-reduce   the ranks compute different things from the sum
-    `reduce_from`  all-reduce   nothing      all ranks compute the same from the sum, so each of
-                                             them has the whole gradient
+    `reduce_from`  all-reduce   nothing      all ranks compute the same from the sum, so each has
+                                             the whole gradient
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from axonn_ext.spec import settings
 
 
 def algorithm_of_collective(algorithm: str, input: Tensor) -> str:
-    """Returns the algorithm of a collective beside which nothing is computed.
+    """Returns the algorithm to use for a collective without a matmul.
 
-    "fused" is one through symmetric memory, which there is on CPUs; GPUs have NCCL's, "sequential".
+    On CPUs, "fused" goes through symmetric memory; on GPUs it becomes "sequential", NCCL's.
     """
     return "sequential" if algorithm == "fused" and input.is_cuda else algorithm
 
@@ -63,7 +63,7 @@ def reduce_scatter(
 def all_reduce(
     input: Tensor, axis: AxisGroup, *, reduce_op: str = "sum", algorithm: str = "auto"
 ) -> Tensor:
-    """Returns the sum over the axis, accumulated in fp32; or the "max", which has no gradient.
+    """Returns the sum over the axis, accumulated in fp32, or the "max", which has no gradient.
 
     Backward: all-reduce of the gradient.
     """
@@ -88,7 +88,7 @@ def reduce_from(input: Tensor, axis: AxisGroup, *, algorithm: str = "auto") -> T
 
 
 def copy_to(input: Tensor, axis: AxisGroup, *, algorithm: str = "auto") -> Tensor:
-    """Returns the input, which is equal on all ranks of the axis, for ranks that go on differently.
+    """Returns the input, equal on all ranks of the axis, for ranks that compute different things.
 
     Backward: all-reduce of the gradient, accumulated in fp32.
     """
@@ -110,14 +110,13 @@ def all_to_all(
 
     Backward: the reverse exchange of the gradient. Collectives: one all_to_all_single of c10d.
 
-    Unlike the other functions, this is no op of ours, and c10d does not compare the calls of the
-    ranks. On CPUs a rank waits for its peers for AXONN_TIMEOUT_SECONDS at most, and so does a rank
-    whose peers pass other numbers or make another call: then it raises RuntimeError. On GPUs
-    NCCL's watchdog ends the process. Callers that do not know that the ranks agree must compare
-    them first.
+    Unlike the other functions, this is not one of our ops, and c10d does not compare the calls of
+    the ranks. On CPUs a rank waits for its peers for at most AXONN_TIMEOUT_SECONDS and then raises
+    RuntimeError, also if peers pass other numbers or make another call. On GPUs NCCL's watchdog
+    ends the process. Callers that cannot be sure that the ranks agree must compare them first.
 
-    Raises ValueError if `send` does not add up to the rows of input, or has another length than the
-    axis has ranks; RuntimeError if a peer dies or does not come in time.
+    Raises ValueError if `send` does not add up to the rows of input, or if its length is not the
+    number of ranks; RuntimeError if a peer dies or does not make the call in time.
     """
     check_tensor("all_to_all", "input", input)
     if len(send) != axis.size or len(receive) != axis.size or sum(send) != len(input):
@@ -185,7 +184,7 @@ def _exchange(input: Tensor, axis: AxisGroup, send: list[int], receive: list[int
             output, input.contiguous(), receive, send, group=group, async_op=True
         )
         if input.is_cpu:
-            # c10d's own limit is that of init_process_group, 30 minutes if nothing else was said.
+            # c10d's own limit is that of init_process_group, 30 minutes by default.
             work.wait(timedelta(seconds=settings.load().timeout_seconds))
         else:
             work.wait()  # makes the current stream wait, not the host

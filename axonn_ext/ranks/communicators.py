@@ -1,4 +1,4 @@
-"""NCCL communicators of our own for the axes of a grid on CUDA, beside those of c10d's groups."""
+"""Separate NCCL communicators for the axes of a grid on CUDA, in addition to c10d's groups."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ MIN_NCCL = (2, 18)  # the first that can split a communicator
 
 
 class Communicators:
-    """The communicators of one grid: made when they are first asked for, and then kept.
+    """The communicators of one grid: made on first use, and then kept.
 
     axes: the ranks along each axis of several ranks, in the order of the axis. All ranks have the
         same axes in the same order, and this rank is among the ranks of each.
-    library: the compiled module; None in a build without CUDA parts. Tests hand in a substitute.
+    library: the compiled module; None in a build without CUDA parts. Tests pass a substitute.
     """
 
     def __init__(self, axes: Mapping[str, Sequence[int]], *, library: Any = extension.cuda) -> None:
@@ -36,26 +36,27 @@ class Communicators:
     def get(
         self, device: torch.device, *, required: bool = False, max_ctas: int = 0
     ) -> CommunicatorGrid | None:
-        """Returns an NCCL communicator, with a stream of its own, for each axis of several ranks.
+        """Returns an NCCL communicator, with its own stream, for each axis of several ranks.
 
-        Returns None, on all ranks, if some rank cannot have them and they are not `required`, and
-        if no axis has several ranks.
+        Returns None, on all ranks, if some rank cannot have them and they are not `required`, or if
+        no axis has several ranks.
 
-        All ranks must ask for the same, in the same order; the first time, they meet in c10d's
-        store and in NCCL. The communicators are split from one of all ranks. A collective begins
-        behind what the current stream was given before it, and what is returned makes a stream
-        wait for its end. A thread watches: after a failure, or a collective that takes longer than
-        AXONN_TIMEOUT_SECONDS, every rank aborts all communicators of the grid, and their next
-        calls raise RuntimeError with the axis, the collective and the ranks that are behind.
+        All ranks must make the same calls in the same order; the first time, they meet in c10d's
+        store and in NCCL. The communicators are split from one over all ranks. A collective begins
+        after the work already enqueued on the current stream, and returns an object that makes a
+        stream wait for its end. A watcher thread handles failures: after one, or after a collective
+        that takes longer than AXONN_TIMEOUT_SECONDS, every rank aborts all communicators of the
+        grid, and their next calls raise RuntimeError with the axis, the collective and the ranks
+        that are behind.
 
-        device    this rank's GPU; one and the same in all calls
+        device    this rank's GPU; the same in all calls
         required  whether to raise instead of returning None
         max_ctas  the most CTAs, and thus SMs, that a collective uses; 0: NCCL chooses
 
         Raises:
             ValueError: the device is not a GPU with its index, or max_ctas is negative.
-            RuntimeError: they are required, and a rank cannot have them; ranks ask for different
-                ones; a rank does not come within AXONN_TIMEOUT_SECONDS.
+            RuntimeError: they are required but some rank cannot have them; ranks ask for different
+                ones; a rank does not make the call within AXONN_TIMEOUT_SECONDS.
         """
         if device.type != "cuda" or device.index is None:
             raise ValueError(f"device must be a GPU with its index, such as cuda:0, got {device}")
@@ -73,10 +74,10 @@ class Communicators:
         return None
 
     def close(self) -> None:
-        """Ends the communicators behind all their collectives. All ranks must call this.
+        """Ends the communicators after all their collectives. All ranks must call this.
 
         Without it they are aborted with the process. Raises RuntimeError if one has failed, or if
-        a rank does not come within AXONN_TIMEOUT_SECONDS.
+        a rank does not make the call within AXONN_TIMEOUT_SECONDS.
         """
         for made in self._made.values():
             if not isinstance(made, str):
@@ -109,7 +110,7 @@ class Communicators:
                 + "; ".join(f"{theirs} on {name_ranks(ranks)}" for theirs, ranks in asked.items())
             )
         if missing:
-            return "NCCL communicators of our own were asked for, but cannot be had: " + "; ".join(
+            return "own NCCL communicators were requested, but are not available: " + "; ".join(
                 f"{name_ranks(ranks)}: {problem}" for problem, ranks in missing.items()
             )
         made: CommunicatorGrid = self._library.CommunicatorGrid(
@@ -124,7 +125,7 @@ class Communicators:
 
 
 def why_none(library: Any) -> str:
-    """Returns why this process cannot have communicators of our own; "" if it can.
+    """Returns why this process cannot have separate communicators; "" if it can.
 
     library: the compiled module, or None.
     """

@@ -28,7 +28,7 @@ from axonn_ext.spec import settings
 from axonn_ext.spec.communicators import grid_groups, overlap_axes
 from axonn_ext.spec.grid import AXES, GridShape
 
-_C10D_SECONDS = 30.0  # c10d's collectives fail so long after AXONN_TIMEOUT_SECONDS
+_C10D_SECONDS = 30.0  # how long after AXONN_TIMEOUT_SECONDS c10d's collectives fail
 Dims = Mapping[int, Sequence[str]]  # tensor dim -> the axes that split it, slowest first
 
 
@@ -41,7 +41,7 @@ class AxisGroup:
     size: int
     rank: int  # this rank's coordinate
     process_group: ProcessGroup = field(repr=False, compare=False)
-    owned: OwnedGroups | None = field(default=None, repr=False, compare=False)  # kept from its end
+    owned: OwnedGroups | None = field(default=None, repr=False, compare=False)  # keeps it alive
 
     def __deepcopy__(self, memo: dict[int, object]) -> AxisGroup:
         """Returns itself, so that a copy of a module communicates in the same groups."""
@@ -57,9 +57,9 @@ class Grid:
 
     All ranks must make the same grids in the same order. Several grids may exist at once. Each has
     its own c10d process groups: one for each axis of several ranks, one that all other axes share,
-    one for x, y and z together, and one for the first and the last stage of a pipeline; and those
-    that `neighbours` makes. They end with `close`, which `with Grid(...) as grid:` calls unless the
-    block raises, or, over gloo, when neither the grid, nor an AxisGroup, nor a module has them.
+    one for x, y and z together, one for the first and the last stage of a pipeline, and those that
+    `neighbours` makes. They end with `close`, which `with Grid(...) as grid:` calls unless the
+    block raises, or, over gloo, when no grid, AxisGroup or module refers to them any more.
 
     Raises:
         ValueError: the product of the sizes is not the world size.
@@ -86,7 +86,7 @@ class Grid:
             axis: self.rank // stride % size
             for axis, stride, size in zip(AXES, strides, sizes, strict=True)
         }
-        # Before any group is made, since to make one with ranks that differ could take long.
+        # Before any group is made, since making one could take long if ranks differ.
         grid = {f"size of {axis}": str(size) for axis, size in zip(AXES, sizes, strict=True)}
         meeting.same_in_world(grid | meeting.job_values(), what="Grid")
         self._owned = OwnedGroups()
@@ -120,7 +120,7 @@ class Grid:
             self.communicators.close()
         finally:
             self._owned.close()
-        _C.symmetric_memory_bytes_in_use()  # which forgets the memory of groups that have ended
+        _C.symmetric_memory_bytes_in_use()  # as a side effect, frees the memory of ended groups
 
     def __enter__(self) -> Grid:
         return self
@@ -129,7 +129,7 @@ class Grid:
         self, kind: type[BaseException] | None, error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:  # fmt: skip
-        if error is None:  # else peers may still use them, and see them end with the process
+        if error is None:  # else peers may still use the groups; these end with the process
             self.close()
 
     def _group(self, name: str | tuple[str, int]) -> AxisGroup:
@@ -150,9 +150,9 @@ class Grid:
         return self._group_of("model", [first + i for i in range(size)])
 
     def _make_ends(self, stride: int) -> AxisGroup:
-        """Makes the group of the first and the last stage; a stage between them is alone.
+        """Makes the group of the first and the last stage; stages between them get groups of one.
 
-        That one makes a group, too: c10d names a group after how many a rank has made before it.
+        They need one, since c10d names a group after the number of groups a rank has made before.
         """
         stages = self._groups["pipe"]
         if "ends" not in grid_groups(self.shape):
@@ -166,8 +166,8 @@ class Grid:
         return self._group_of(axis, [first + i * stride for i in range(getattr(self.shape, axis))])
 
     def _group_of(self, axis: str, ranks: list[int]) -> AxisGroup:
-        # Axes of one rank share a group, since each group of gloo has a thread that polls 100 times
-        # a second.
+        # Axes of one rank share a group, since each gloo group has a thread that polls 100 times a
+        # second.
         if len(ranks) > 1:
             return self._new_group(axis, ranks)
         if self._alone is None:
@@ -175,7 +175,7 @@ class Grid:
         return AxisGroup(axis, self._alone.group_name, 1, 0, self._alone, self._owned)
 
     def _new_group(self, axis: str, ranks: list[int]) -> AxisGroup:
-        # c10d's own limit, at which NCCL's watchdog ends the process, comes after ours, whose
+        # c10d's own limit, at which NCCL's watchdog ends the process, is later than ours, whose
         # errors say what happened.
         patience = timedelta(seconds=settings.load().timeout_seconds + _C10D_SECONDS)
         group = new_group(
@@ -209,7 +209,7 @@ class Grid:
 
     @property
     def ends(self) -> AxisGroup:
-        """The first and the last stage of this rank's pipeline; on another stage this rank alone.
+        """The first and the last stage of this rank's pipeline; on other stages, only this rank.
 
         Both ends hold a table that the embedding and the head share.
         """
@@ -222,8 +222,8 @@ class Grid:
     def neighbours(self, axis: str, count: int) -> AxisGroup:
         """Returns the group of this rank and its neighbours along an axis, `count` together.
 
-        They are the ranks of the axis from a multiple of count on. All ranks of the grid must ask
-        for the same groups in the same order; a group is made when it is first asked for.
+        They are the ranks of the axis from a multiple of count on. All ranks of the grid must call
+        it for the same groups in the same order; a group is made on first use.
         Raises ValueError if count does not divide the axis.
         """
         whole = self.axis(axis)
@@ -255,20 +255,20 @@ class Grid:
         return self._mesh
 
     def num_parts(self, axes: Sequence[str]) -> int:
-        """Returns the number of parts into which these axes together split a dimension."""
+        """Returns the number of parts into which these axes split a dimension together."""
         return math.prod(self.size(axis) for axis in axes)
 
     def part(self, axes: Sequence[str]) -> int:
-        """Returns the index of this rank's part among them, with the first axis the slowest."""
+        """Returns the index of this rank's part among them; the first axis is the slowest."""
         index = 0
         for axis in axes:
             index = index * self.size(axis) + self.axis(axis).rank
         return index
 
     def local_block(self, full_sizes: Sequence[int], dims: Dims) -> tuple[list[int], list[int]]:
-        """Returns (offsets, sizes) of this rank's block of a tensor that is split as `dims` says.
+        """Returns (offsets, sizes) of this rank's block of a tensor that `dims` splits.
 
-        Raises ValueError, with the numbers, where the axes do not divide a dimension.
+        Raises ValueError, with the numbers, if the axes do not divide a dimension.
         """
         offsets, sizes = [0] * len(full_sizes), list(full_sizes)
         for dim, axes in dims.items():
@@ -295,7 +295,7 @@ class Grid:
         return block.clone(memory_format=torch.contiguous_format)
 
     def unshard(self, local: Tensor, dims: Dims) -> Tensor:
-        """Returns, on every rank, the whole tensor of which each rank passes `shard(full, dims)`.
+        """Returns, on every rank, the whole tensor, given each rank's `shard(full, dims)`.
 
         Collectives: an all-gather over every axis of `dims`, fastest first. The result has no
         gradient.

@@ -1,7 +1,7 @@
-"""How ranks meet through a store of c10d: all must come, and must say the same.
+"""How ranks meet through a c10d store: all must come, and must say the same.
 
 Whatever the number of ranks, each uses the store at most nine times. If they differ, the last one
-also reads what all say and tells which ranks say the same; each reads at most MOST_SAID texts.
+also reads what all say and groups the ranks that say the same; each reads at most MOST_SAID texts.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from axonn_ext.ranks.stores import BATCH, absent, comes, read
 from axonn_ext.spec import settings
 from axonn_ext.spec.files.errors import MAX_SHOWN, clipped, first_of
 
-MOST_SAID = 8  # different sets of values of which a message tells
+MOST_SAID = 8  # different sets of values that a message shows
 MOST_KEYS = 8  # keys that a message names
 _MOST_RANGES = 16
-_BEFORE = 20  # characters of a long value that are shown before the first that differs
-_FAILED = "failed"  # what a rank says that has found a mistake of its own
+_BEFORE = 20  # characters of a long value shown before the first that differs
+_FAILED = "failed"  # what a rank says if it has found a mistake itself
 _NOT_SET = "not set"
-_LOOK = timedelta(seconds=30)  # one rank looks for all in a few (calculated for 32,768 ranks)
+_LOOK = timedelta(seconds=30)  # one rank's look for all takes a few (calculated: 32,768 ranks)
 
 
 class RanksDiffer(RuntimeError):
@@ -42,7 +42,7 @@ class RanksMissing(RuntimeError):
 
 
 class RanksFailed(RuntimeError):
-    """Some ranks, which `ranks` names, have found a mistake of their own, and say what it is."""
+    """The ranks that `ranks` names have each found a mistake, which they report themselves."""
 
     def __init__(self, what: str, ranks: Sequence[int]) -> None:
         self.ranks = name_ranks(ranks)
@@ -50,7 +50,7 @@ class RanksFailed(RuntimeError):
 
 
 def job_values() -> dict[str, str]:
-    """Returns what must be equal on the ranks of any job: versions, and settings."""
+    """Returns the values that must be equal on the ranks of any job: versions and settings."""
     return {
         "the version of axonn_ext": __version__,
         "the version of torch": torch.__version__,
@@ -65,13 +65,13 @@ def meet(
     """Returns when all members are here and have equal values, by name.
 
     All members must call it equally often. members: ranks, in the same order everywhere. values:
-    None says that this rank has found a mistake; it then raises nothing but RanksMissing. what: the
+    None means that this rank has found a mistake; the call then raises only RanksMissing. what: the
     caller, for messages. patience: default AXONN_TIMEOUT_SECONDS.
 
     Raises, on every rank that comes:
         RanksDiffer: names the keys, their values, and the ranks that have them.
         RanksFailed: a rank has found a mistake.
-        RanksMissing: ranks do not come, which it names.
+        RanksMissing: names the ranks that do not come.
         DistNetworkError: the process that serves the store has ended.
     """
     text = _FAILED if values is None else json.dumps(values, sort_keys=True)
@@ -97,8 +97,8 @@ def said_by_all(
 ) -> list[tuple[str | None, list[int]]]:  # fmt: skip
     """Returns, on every member, each text that members say and the ranks that say it.
 
-    The text of most ranks comes first. After MOST_SAID texts, None stands for all others.
-    All members must call it equally often. The arguments, and errors, are those of `meet`.
+    The most common text comes first. After MOST_SAID texts, None stands for all others.
+    All members must call it equally often. The arguments and errors are those of `meet`.
     """
     if len(members) == 1:
         return [(text, [*members])]
@@ -130,10 +130,10 @@ def _verdict(
     here: Store, rank: int, members: Sequence[int], text: str, what: str,
     patience: timedelta | None,
 ) -> list[tuple[str, list[list[int]]]]:  # fmt: skip
-    """Returns what the last member to arrive writes: nothing if all say the same, or `_said`."""
+    """Returns the verdict of the last member to arrive: empty if all say the same, else `_said`."""
     patience = patience or timedelta(seconds=settings.load().timeout_seconds)
     if not comes(here, ["verdict"], patience):
-        # A rank that has a mistake to report waits for less long than the others do.
+        # A rank that reports a mistake waits less long than the others.
         who = "others" if text == _FAILED else name_missing(here, rank, members)
         raise RanksMissing(
             f"{what and f'{what}: '}no word of {who} after {patience.total_seconds():g} s "
@@ -146,7 +146,7 @@ def _verdict(
 def name_missing(store: Store, rank: int, members: Sequence[int]) -> str:
     """Names the members that have not set the key of their number.
 
-    The first rank that asks looks, and tells the others.
+    The first rank to ask does the look-up, and tells the others.
     """
     key = "missing/ranks"
     if store.add("missing/askers", 1) == 1:
@@ -161,7 +161,7 @@ def name_missing(store: Store, rank: int, members: Sequence[int]) -> str:
 def same_in_world(
     values: Mapping[str, str] | None, *, what: str, ranks: Sequence[int] | None = None
 ) -> None:
-    """Does what `meet` does among these ranks of torch.distributed's world; default all.
+    """Calls `meet` among these ranks of torch.distributed's world; default all.
 
     Collectives: none; it uses the store of the default group.
     """
@@ -176,7 +176,7 @@ def same_in_world(
 
 
 def connect(group: ProcessGroup) -> None:
-    """Lets gloo connect the ranks of a new group that its collectives use, while all are here.
+    """Makes gloo connect the ranks of a new group now, while all are present.
 
     With TORCH_GLOO_LAZY_INIT gloo would connect two ranks at their first transfer, and a rank may
     then wait five times the group's timeout for one that has died. A barrier connects neighbors in
@@ -211,7 +211,7 @@ def _names_of(first: int, last: int) -> list[str]:
 
 
 def _runs_of(ranks: Iterable[int]) -> list[list[int]]:
-    """Returns the first and the last rank of each run of ranks that follow each other."""
+    """Returns the first and the last rank of each run of consecutive ranks."""
     runs: list[list[int]] = []
     for rank in sorted(ranks):
         if runs and runs[-1][1] == rank - 1:
@@ -255,13 +255,13 @@ def _differences(said: Sequence[tuple[list[int], Mapping[str, str]]]) -> list[st
 
 
 def _common(values: Sequence[str]) -> int:
-    """Returns the number of characters with which all values begin."""
+    """Returns the length of the common prefix of all values."""
     letters = enumerate(zip(*values, strict=False))
     return next((i for i, found in letters if len(set(found)) > 1), min(map(len, values)))
 
 
 def _shown(value: str, common: int) -> str:
-    """Returns a value for a message; of a long one, what comes after its common beginning."""
+    """Returns a value for a message; a long one without its common prefix."""
     if len(value) <= MAX_SHOWN or common <= _BEFORE:
         return clipped(value)
     return f"... {clipped(value[common - _BEFORE :])}"

@@ -1,4 +1,4 @@
-"""Values that ranks tell each other, as JSON: reading it runs no code, as reading a pickle may."""
+"""Values that ranks send each other as JSON, since reading JSON, unlike a pickle, runs no code."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from torch.distributed import ProcessGroup
 
 
 def of_first_rank(value: Any, group: ProcessGroup | None = None, *, rank: int = 0) -> Any:
-    """Returns, on every rank, the value of the first rank of the group, or of another one.
+    """Returns, on every rank, the value of the group's first rank, or of rank `rank`.
 
-    value: what JSON has. group: default all ranks. Collectives: two broadcasts.
+    value: JSON. group: default all ranks. Collectives: two broadcasts.
     """
     own = _text(value, group)
     size = torch.tensor([own.numel()], device=own.device)
@@ -41,10 +41,10 @@ def first_failure(error: str | None, group: ProcessGroup | None = None) -> tuple
 
 
 def of_all_ranks(value: Any, group: ProcessGroup | None = None) -> list[Any]:
-    """Returns the values of all ranks of the group, by rank; default of all ranks.
+    """Returns the values of all ranks of the group, by rank; default: all ranks.
 
-    value: what JSON has; tuples come back as lists, and keys as texts. Each rank needs memory for
-        as many values as there are ranks, all as long as the longest.
+    value: JSON; tuples come back as lists, and keys as strings. Each rank needs memory for one
+        value per rank, all padded to the longest.
     Collectives: two all-gathers.
     """
     own = _text(value, group)
@@ -81,5 +81,5 @@ def dtype_named(text: str) -> torch.dtype:
     """Returns the dtype whose `str` this is. Raises ValueError if there is none."""
     dtype = getattr(torch, text.removeprefix("torch."), None)
     if not isinstance(dtype, torch.dtype):
-        raise ValueError(f"a dtype of torch is expected, got {text!r}")
+        raise ValueError(f"expected a torch dtype, got {text!r}")
     return dtype

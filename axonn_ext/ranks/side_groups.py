@@ -1,4 +1,4 @@
-"""How groups of c10d begin and end; those beside a grid's have threads and waits of their own."""
+"""How c10d groups begin and end, including extra groups with their own threads and waits."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from axonn_ext.ranks import meeting
 from axonn_ext.ranks.rank_values import device_type
 from axonn_ext.spec import settings
 
-# Who waits in such a group knows how long it has waited. (gloo counts milliseconds in 32 bits.)
+# The caller limits its own waits in such a group. (gloo counts milliseconds in 32 bits.)
 PATIENCE = timedelta(days=1)
 
 
@@ -26,8 +26,8 @@ def new_group(
 ) -> ProcessGroup:  # fmt: skip
     """Returns a new group of these ranks; default all. Only they call it, in the same order.
 
-    It is made within AXONN_TIMEOUT_SECONDS, or not at all. patience: how long a collective of it
-    may take; default as long. options: those of NCCL.
+    It is made within AXONN_TIMEOUT_SECONDS, or not at all. patience: how long one of its
+    collectives may take; default: the same. options: those of NCCL.
 
     Raises RuntimeError, which names the ranks that do not come in time.
     """
@@ -45,15 +45,15 @@ def new_group(
 
 
 class OwnedGroups:
-    """Groups that end together: when they are closed or, if of gloo, when nobody has this object.
+    """Groups that end together: on `close` or, for gloo, when this object is garbage-collected.
 
-    Groups of NCCL that are not closed end with the process: kernels may still use them.
+    NCCL groups that are not closed end with the process: kernels may still use them.
     """
 
     def __init__(self) -> None:
-        self._groups: list[tuple[ProcessGroup, str]] = []  # with the type of its tensors
+        self._groups: list[tuple[ProcessGroup, str]] = []  # with their device types
         self._end = weakref.finalize(self, _collect, self._groups)
-        self._end.atexit = False  # all groups end then
+        self._end.atexit = False  # all groups end then anyway
 
     @property
     def closed(self) -> bool:
@@ -66,7 +66,7 @@ class OwnedGroups:
         self._groups[:] = [each for each in self._groups if each[0] is not group]
 
     def close(self) -> None:
-        """Ends the groups, for this rank. On GPUs it waits for the current stream before."""
+        """Ends the groups, for this rank. On GPUs it first waits for the current stream."""
         if self._end.detach() is None:
             return
         if any(kind == "cuda" for _, kind in self._groups):
@@ -85,8 +85,9 @@ def _collect(groups: list[tuple[ProcessGroup, str]]) -> None:
 def destroy(group: ProcessGroup) -> None:
     """Ends a group, for this rank, unless its world has been destroyed.
 
-    c10d names a new group after its ranks and how many groups there are, and the store keeps the
-    addresses of a name. So that no name comes again, something else is counted for the group.
+    c10d names a new group after its ranks and the number of groups, and the store keeps the
+    addresses of a name. So that no name is reused, a dummy group takes this one's place in the
+    count.
     """
     names = dist.distributed_c10d._world.pg_names
     if (name := names.get(group)) is None:
@@ -96,13 +97,13 @@ def destroy(group: ProcessGroup) -> None:
 
 
 class SideGroups:
-    """Groups for several purposes, each made when it is first asked for, and then kept.
+    """Groups for several purposes, each made on first use, and then kept.
 
-    All ranks of the grid must ask for as many, in the same order: c10d names a group after its
-    ranks and how many groups a rank has made before. Each group of gloo has a thread that polls 100
-    times a second, so what comes one after the other shares them.
+    All ranks of the grid must ask for the same number of groups, in the same order: c10d names a
+    group after its ranks and the number of groups a rank has made before. Each gloo group has a
+    thread that polls 100 times a second, so successive users share groups.
 
-    owned: takes the groups, so that they end with others; default: with this object.
+    owned: takes the groups, so that they end with its others; default: with this object.
     """
 
     def __init__(self, owned: OwnedGroups | None = None) -> None:
@@ -113,11 +114,11 @@ class SideGroups:
     def get(
         self, purpose: str, ranks: Sequence[int] | None = None, *, backend: str = "gloo"
     ) -> ProcessGroup:
-        """Returns the group for a purpose, of these ranks; default of all ranks.
+        """Returns the group for a purpose, of these ranks; default: all ranks.
 
-        Returns when the other ranks of the group ask for it, too. A group of NCCL has a
-        communicator from its first transfer on, or, where `init_process_group` was given a
-        device_id, at once: then all ranks must ask for one of NCCL, be it another one.
+        Returns once the other ranks of the group ask for it, too. An NCCL group has a communicator
+        from its first transfer on or, if `init_process_group` was given a device_id, at once: then
+        all ranks must ask for an NCCL group at the same time, even if for different ones.
         """
         members = tuple(range(dist.get_world_size()) if ranks is None else ranks)
         key = (purpose, members)
@@ -135,7 +136,7 @@ class SideGroups:
     def forget(self) -> None:
         """Makes new groups from now on.
 
-        All ranks call it after a failure, whose messages may still be under way in the old ones.
+        All ranks call it after a failure, since messages may still be under way in the old ones.
         """
         for group in self._groups.values():
             if dist.get_backend(group) == "nccl":
@@ -143,20 +144,20 @@ class SideGroups:
         self._groups.clear()
 
     def _abort_forgotten(self) -> None:
-        """Frees communicators, which nobody uses any more: all ranks begin anew."""
+        """Frees communicators that nobody uses any more, since all ranks begin anew."""
         while self._forgotten:
             group = self._forgotten.pop()
             group.abort()
             self._owned.remove(group)
 
     def close(self) -> None:
-        """Forgets all groups, of which those that `forget` has named are aborted."""
+        """Forgets all groups, and aborts the NCCL groups dropped by `forget`."""
         self._groups.clear()
         self._abort_forgotten()
 
 
 def _options(backend: str) -> Any:
-    """Returns c10d's options of a group: NCCL's stream goes before those of matmuls."""
+    """Returns c10d's options for a group: NCCL's stream gets priority over those of matmuls."""
     if backend != "nccl":
         return None
     options = dist.ProcessGroupNCCL.Options(is_high_priority_stream=True)

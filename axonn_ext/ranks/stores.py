@@ -1,4 +1,4 @@
-"""What ranks do with the store in which they meet, whichever of c10d's it is."""
+"""Operations on the store in which ranks meet, for any kind of c10d store."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from datetime import timedelta
 
 from torch.distributed import DistNetworkError, Store
 
-BATCH = 256  # keys that one operation names
+BATCH = 256  # keys per operation
 
 
 def comes(store: Store, keys: Sequence[str], timeout: timedelta) -> bool:
@@ -25,7 +25,7 @@ def comes(store: Store, keys: Sequence[str], timeout: timedelta) -> bool:
 
 
 def read(store: Store, key: str) -> bytes:
-    """Returns the value of a key that is set, in one operation: `get` takes two, as it waits."""
+    """Returns the value of a key that is set, in one operation: `get` takes two, since it waits."""
     return store.compare_set(key, "", "")
 
 
@@ -40,7 +40,7 @@ def absent(store: Store, keys: Sequence[str]) -> list[int]:
 
 
 def file_name(text: object) -> str:
-    """Returns a name that came from the store, which can only name an entry of one folder.
+    """Returns a name that came from the store if it is a plain file name, without a folder.
 
     Raises: ValueError for any other text.
     """

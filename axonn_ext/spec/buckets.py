@@ -1,20 +1,20 @@
-"""How the elements of many parameters are cut into buckets, which ranks of data divide."""
+"""How the elements of many parameters are cut into buckets, which the data ranks divide."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-# Wherever a parameter is cut, it is at a multiple of so many of its elements. The vectors of
-# torch's AdamW for CPUs then fall on the same elements as in the whole parameter. (The elements
-# behind the last whole vector are rounded otherwise, and must stay the same ones.)
+# A parameter is only cut at multiples of this many elements. The vectors of torch's AdamW for CPUs
+# then fall on the same elements as in the whole parameter. (The elements after the last whole
+# vector are rounded differently, and must stay the same ones.)
 ALIGNMENT = 64
 
 
 class Cut(NamedTuple):
-    """Elements of one parameter, in row-major order, and their place in a bucket.
+    """Elements of one parameter, in row-major order, and their position in a bucket.
 
-    number: which parameter it is. at: the place of the first element.
+    number: the number of the parameter. at: the position of the first element.
     """
 
     number: int
@@ -24,7 +24,7 @@ class Cut(NamedTuple):
 
 
 def aligned(numel: int) -> int:
-    """Returns the elements that so many take in a bucket, with the gap behind them."""
+    """Returns the elements that `numel` elements take in a bucket, with the gap after them."""
     return _rounded_up(numel, ALIGNMENT)
 
 
@@ -33,8 +33,8 @@ def cuts_of(
 ) -> Iterator[tuple[tuple[Cut, ...], int]]:
     """Yields the cuts of each bucket, and the elements of the bucket, which num_parts divides.
 
-    sizes: the elements of each parameter. elements: the most that a bucket has, or fewer than can
-    be parted. A parameter that does not fit a bucket goes on in the next one.
+    sizes: the elements of each parameter. elements: the most in a bucket, unless that is too few to
+    divide. A parameter that does not fit into a bucket continues in the next one.
     """
     room = _room(elements, num_parts)
     cuts: list[Cut] = []
@@ -54,7 +54,7 @@ def cuts_of(
 
 
 class BucketSizes(NamedTuple):
-    """The elements of the buckets that `cuts_of` yields: `num_full` of `full`, then `last` or none.
+    """The elements of the buckets from `cuts_of`: `num_full` of size `full`, then one of `last`.
 
     last: 0 if there is none.
     """
@@ -65,12 +65,12 @@ class BucketSizes(NamedTuple):
 
     @property
     def total(self) -> int:
-        """The elements of all buckets."""
+        """The number of elements in all buckets."""
         return self.num_full * self.full + self.last
 
     @property
     def largest(self) -> int:
-        """The elements of the largest bucket; 0 if there is none."""
+        """The number of elements in the largest bucket; 0 if there is none."""
         return self.full if self.num_full else self.last
 
     def each(self) -> Iterator[int]:
@@ -81,7 +81,7 @@ class BucketSizes(NamedTuple):
 
 
 def bucket_sizes(aligned_elements: int, *, elements: int, num_parts: int) -> BucketSizes:
-    """Returns the sizes of the buckets of parameters that take so many elements, gaps included.
+    """Returns the sizes of the buckets of parameters with this many elements, including gaps.
 
     aligned_elements: the sum of `aligned` of each parameter; the order does not matter.
     """

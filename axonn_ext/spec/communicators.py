@@ -1,4 +1,4 @@
-"""The groups of several ranks that a rank takes part in. On GPUs each is a communicator of NCCL."""
+"""The groups of several ranks that a rank takes part in. On GPUs each is an NCCL communicator."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def grid_groups(grid: GridShape) -> list[str]:
 
 
 def overlap_axes(grid: GridShape) -> list[str]:
-    """Returns the axes along which overlap has communicators of its own, split from a whole one."""
+    """Returns the axes along which overlap has its own communicators, split from one over all."""
     return [axis for axis in SUM_ORDER if getattr(grid, axis) > 1]
 
 

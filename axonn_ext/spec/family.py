@@ -1,8 +1,9 @@
-"""What the models of a family have in common, and the list of all families.
+"""The common traits of the models of a family, and the list of all families.
 
-A family is one word of `FAMILIES` below and `axonn_ext/models/<its name>`, which has FAMILY, a
-`Family` as below. It imports no Torch, so that the planner can read it. Where another family's
-modules serve, it is a file, such as mistral.py; else a folder, whose `__init__.py` has FAMILY:
+A family is one word of `FAMILIES` below and the module `axonn_ext/models/<its name>`, which defines
+FAMILY, a `Family` as below. It does not import torch, so that the planner can read it. If it uses
+another family's modules, it is a file, such as mistral.py; else a folder, whose `__init__.py`
+defines FAMILY:
 
     model.py   the modules for a grid, with the names of their public state
     plain.py   the same model in plain torch.nn, in the layout of Hugging Face's weights
@@ -26,7 +27,7 @@ FAMILIES = ("gpt2", "llama", "mistral", "qwen2", "qwen3", "opt")
 class Norm:
     """A normalisation of rows.
 
-    num_vectors: the number of parameters, which have hidden_size elements each.
+    num_vectors: the number of parameters, of hidden_size elements each.
     num_statistics: the numbers per row that the ranks along y combine, in fp32.
     gathers: forward all-gathers the statistics over y and combines them on each rank; otherwise it
     all-reduces them.
@@ -45,22 +46,22 @@ RMS_NORM = Norm(num_vectors=1, num_statistics=1, gathers=False)  # mean of squar
 class HuggingFace:
     """How a config.json of transformers describes a model of the family.
 
-    model_type: the value that the file has under this key.
-    architecture: the class of transformers that has the weights.
+    model_type: the file's value for this key.
+    architecture: the transformers class that has the weights.
     keys: the field of ModelConfig -> the key of config.json.
-    defaults: key -> the value that transformers takes where the key is missing. None means that
+    defaults: key -> the value that transformers uses if the key is missing. None means that
         ModelConfig's default applies.
     activation_key: the key that names the activation.
-    activations: the names of activations that compute what the family's MLP computes.
-        transformers' default comes first.
+    activations: the names of activations equivalent to that of the family's MLP; transformers'
+        default comes first.
     must_be_false, must_be_null: the key of a feature that the family lacks -> the reason.
     must_be_true: the key of a feature that a model of the family always has here -> the reason.
-    must_equal: the key that must have the value of another key, if it is there -> that key.
-    head_size: the head_dim that transformers takes where the key is missing; None: hidden_size /
+    must_equal: a key that must have the same value as another key, if present -> that other key.
+    head_size: the head_dim that transformers uses if the key is missing; None: hidden_size /
         num_heads. Only families with rotary positions have the key.
-    window_key: the key of the attention window, in tokens; a null there means that there is no
-        window. sequence_length is limited to the window, because attention over such sequences is
-        the same with and without it.
+    window_key: the key of the attention window, in tokens; null means that there is no window.
+        sequence_length is limited to the window, because attention over such sequences is the same
+        with and without it.
     """
 
     model_type: str
@@ -77,7 +78,7 @@ class HuggingFace:
     head_size: int | None = None
 
     def config_json(self, config: ModelConfig) -> dict[str, Any]:
-        """Returns what transformers' config.json says of a model of the family."""
+        """Returns the contents of transformers' config.json for a model of the family."""
         values: dict[str, Any] = {"model_type": self.model_type}
         sizes = {"num_kv_heads": config.kv_heads, "intermediate_size": config.mlp_size}
         for ours, theirs in self.keys.items():
@@ -98,17 +99,17 @@ class Family:
     """The facts about a family of decoder-only transformers.
 
     name               the value of ModelConfig.family
-    modules            the family in whose folder of axonn_ext/models the modules are
+    modules            the family whose folder in axonn_ext/models has the modules
     has_biases         whether the Linears of a block have biases; lm_head never has one
-    has_qkv_bias       whether qkv has one where the other Linears have none
+    has_qkv_bias       whether qkv has a bias even if the other Linears have none
     has_head_norms     whether the queries and the keys of each head are normalised
-    position_offset    the row of the learned table that position 0 has; those before are not used
+    position_offset    the row of the learned table for position 0; rows before it are unused
     activation         of the MLP: "gelu" (its tanh form), "relu", or "swiglu", where the up Linear
                        computes gate and up, and the MLP multiplies the two
     rotary             positions rotate queries and keys; otherwise a table of positions is learned
-    grouped_query      whether num_kv_heads may be below num_heads
+    grouped_query      whether num_kv_heads may be less than num_heads
     norm               the norm before attention, before the MLP and at the end of the model
-    default_mlp_size   hidden_size -> the intermediate_size of a model that gives none
+    default_mlp_size   hidden_size -> the intermediate_size of a model that does not give one
     hugging_face       how transformers describes models of the family
     """
 
@@ -135,7 +136,7 @@ class Family:
         return find_family, (self.name,)
 
     def check(self, config: ModelConfig) -> None:
-        """Raises ValueError for a config that no model of the family can have."""
+        """Raises ValueError for a config that is impossible in this family."""
         if not self.grouped_query and config.kv_heads != config.num_heads:
             raise ValueError(
                 f"num_kv_heads={config.num_kv_heads}: family {self.name!r} has as many as "

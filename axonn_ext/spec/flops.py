@@ -1,4 +1,4 @@
-"""The operations that a step computes, those of recomputation included."""
+"""The operations that a step computes, including recomputation."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def hardware_flops_per_token(
     """Returns the floating-point operations per token of forward, recomputation and backward.
 
     They are those of ModelConfig.flops_per_token and those of the forward passes that backward runs
-    again. What a kernel of attention computes again by itself is not counted.
+    again. Recomputation inside an attention kernel is not counted.
     """
     blocks = [sum(len(stages.blocks[v]) for v in stages.on(c)) for c in range(stages.pipe)]
     again = sum(recomputation.num_blocks(count) for count in blocks)

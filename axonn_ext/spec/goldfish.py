@@ -13,7 +13,7 @@ WINDOWS = ("before", "target")
 class Goldfish:
     """Which targets the loss leaves out, so that no text is learned word for word.
 
-    Raises ValueError, which names the option, for a value that is not legal.
+    Raises ValueError, which names the option, for an illegal value.
 
     Source: Hans et al., arXiv:2406.10209, section 3.1; docs/memorization.md has the hash.
     """

@@ -1,4 +1,4 @@
-"""Sizes of the five axes of a grid, and all the grids that a number of ranks can form."""
+"""The sizes of a grid's five axes, and all grids that a number of ranks can form."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dataclasses import dataclass, fields
 from axonn_ext.spec.files.keys import check, key
 
 AXES = ("data", "pipe", "z", "y", "x")  # slowest to fastest in rank order: x has the fastest links
-COMMUNICATING = ("x", "y", "z", "data", "pipe")  # those of pipe are few: it has messages
+COMMUNICATING = ("x", "y", "z", "data", "pipe")  # pipe has messages, and few collectives
 # Where backward leaves partial sums of a gradient, they are added over the axes in this order.
 SUM_ORDER = ("x", "y", "z", "data")
 
@@ -19,8 +19,8 @@ SUM_ORDER = ("x", "y", "z", "data")
 class GridShape:
     """The number of ranks along each of the five axes.
 
-    It needs no process group, so a shape can be checked before a launch. Raises ValueError for a
-    size that is not a whole number >= 1.
+    It needs no process group, so a shape can be checked before launch. Raises ValueError for a size
+    that is not a whole number >= 1.
     """
 
     x: int = key(1, "ranks that split output features; they have the fastest links", minimum=1)
@@ -36,7 +36,7 @@ class GridShape:
     def parse(cls, text: str) -> GridShape:
         """Returns the shape of a text like "x=2,y=2,z=1,data=1,pipe=1" or "2x2x1" (x, y, z).
 
-        An axis that is left out has size 1. Raises ValueError, which says what was expected, for
+        Axes that are not given have size 1. Raises ValueError, which says what was expected, for
         any other text.
         """
         text = text.strip()
@@ -60,7 +60,7 @@ class GridShape:
         return cls(**sizes)
 
     def refuse_pipe(self, what: str) -> None:
-        """Raises ValueError, which names what is wanted, for a grid with several pipeline stages.
+        """Raises ValueError, which names `what`, for a grid with several pipeline stages.
 
         what: the subject of "... does not work on pipeline stages".
         """
@@ -71,7 +71,7 @@ class GridShape:
 
     @property
     def size(self) -> int:
-        """The number of ranks of the whole grid."""
+        """The number of ranks in the whole grid."""
         return self.x * self.y * self.z * self.data * self.pipe
 
     def as_dict(self) -> dict[str, int]:
@@ -87,7 +87,7 @@ class GridShape:
         return math.prod(getattr(self, name) for name in faster)
 
     def inside(self, ranks_of_host: int) -> list[str]:
-        """Returns the axes of several ranks none of whose groups has ranks of two hosts."""
+        """Returns the axes of several ranks whose groups each lie within one host."""
         return [
             axis
             for axis, size in self.as_dict().items()
@@ -107,7 +107,7 @@ class GridShape:
 def grids_of(num_ranks: int, *, pipe: int = 1) -> Iterator[GridShape]:
     """Yields every ordered factorisation of the ranks of a stage into x, y, z and data.
 
-    pipe: the number of stages, which divides that of ranks.
+    pipe: the number of stages, which must divide num_ranks.
     """
     of_stage = num_ranks // pipe
     for x in divisors(of_stage):

@@ -1,4 +1,4 @@
-"""The sizes of a model, of its Linears and parameters, and the operations that it computes.
+"""The sizes of a model, its Linears and its parameters, and the operations that it computes.
 
 Legend: H hidden size, F size inside the MLP, V vocabulary, S tokens of a sequence; N, K out and in
 features of a Linear.
@@ -29,10 +29,10 @@ class LinearSpec(NamedTuple):
 class RopeScaling:
     """Llama 3's longer rotary waves, for sequences longer than those of pretraining.
 
-    The keys are those of config.json's rope_scaling with rope_type "llama3": waves that are longer
-    than original_max_position_embeddings / low_freq_factor get `factor` times as long, those
-    shorter than original_max_position_embeddings / high_freq_factor stay, and between the two the
-    change is gradual. Source: transformers, modeling_rope_utils.py.
+    The keys are those of config.json's rope_scaling with rope_type "llama3": waves longer than
+    original_max_position_embeddings / low_freq_factor become `factor` times as long, those shorter
+    than original_max_position_embeddings / high_freq_factor stay, and between the two the change is
+    gradual. Source: transformers, modeling_rope_utils.py.
     """
 
     factor: float
@@ -50,7 +50,7 @@ class RopeScaling:
 
 @dataclass(frozen=True)
 class ModelSizes:
-    """The keys of a model; None stands for what the family or other sizes decide."""
+    """The keys of a model; None means that the family or other sizes decide."""
 
     vocab_size: int = field(metadata=about("number of tokens in the vocabulary", int, minimum=1))
     hidden_size: int = field(metadata=about("features of the residual stream", int, minimum=1))
@@ -77,18 +77,18 @@ class ModelSizes:
 class ModelConfig(ModelSizes):
     """A decoder-only transformer.
 
-    FAMILY of models/<family> says what the models of a family have in common. rope_scaling: of
+    FAMILY of models/<family> has the common traits of the models of a family. rope_scaling: of
     rotary positions.
 
-    Raises ValueError, which names the key, for values that are not legal, for sizes that do not
-    divide each other, and for what the family cannot have.
+    Raises ValueError, which names the key, for illegal values, for sizes that do not divide each
+    other, and for values that are impossible in the family.
     """
 
     rope_scaling: RopeScaling | None = None
 
     def __post_init__(self) -> None:
         check(self)
-        if isinstance(self.rope_scaling, Mapping):  # as a checkpoint has it
+        if isinstance(self.rope_scaling, Mapping):  # from a checkpoint
             object.__setattr__(self, "rope_scaling", RopeScaling(**self.rope_scaling))
         for large, small in (("hidden_size", "num_heads"), ("num_heads", "kv_heads")):
             if large == "hidden_size" and self.head_size is not None:
@@ -102,7 +102,7 @@ class ModelConfig(ModelSizes):
 
     @cached_property
     def traits(self) -> Family:
-        """What the model has in common with all models of its family."""
+        """The common traits of all models of its family."""
         return find_family(self.family)
 
     @property
@@ -115,7 +115,7 @@ class ModelConfig(ModelSizes):
 
     @property
     def attention_size(self) -> int:
-        """The features of the queries of all heads, and of what attention returns."""
+        """The features of the queries of all heads, and of attention's output."""
         return self.num_heads * self.head_dim
 
     @property
@@ -152,7 +152,7 @@ class ModelConfig(ModelSizes):
 
     @property
     def num_norm_vectors(self) -> int:
-        """The number of norm parameters, which have H elements each.
+        """The number of norm parameters, of H elements each.
 
         There are two norms in a block and one at the end of the model.
         """
@@ -180,19 +180,19 @@ class ModelConfig(ModelSizes):
     def flops_per_token(self, *, whole_attention: bool = False) -> int:
         """Returns the floating-point operations of forward and backward per token.
 
-        The token is one of a sequence of the full length. Forward needs 2 operations for each
-        element of each matrix, lm_head included, and those of the two products of causal attention,
-        each of which covers half the sequence on average. Backward needs twice as many as forward.
-        These are model flops: recomputation is not counted.
+        The token belongs to a sequence of full length. Forward needs 2 operations for each element
+        of each matrix, including lm_head, and those of the two products of causal attention, each
+        of which covers half the sequence on average. Backward needs twice as many as forward. These
+        are model flops: recomputation is not counted.
 
-        whole_attention: counts attention as if no token were masked, which is twice as much, as
-        Megatron-LM (arXiv:2104.04473, equation 3) and PaLM (arXiv:2204.02311, appendix B) do.
+        whole_attention: counts attention as if no token were masked, which is twice as much, like
+        Megatron-LM (arXiv:2104.04473, equation 3) and PaLM (arXiv:2204.02311, appendix B).
         """
         block = self.block_flops_per_token(whole_attention=whole_attention)
         return self.num_layers * block + self.head_flops_per_token()
 
     def block_flops_per_token(self, *, whole_attention: bool = False) -> int:
-        """Returns those of flops_per_token that one block has."""
+        """Returns the share of one block in flops_per_token."""
         attention = self.attention_flops_per_token() * (2 if whole_attention else 1)
         return 3 * (2 * sum(w.n * w.k for w in self.block_linears) + attention)
 
@@ -201,5 +201,5 @@ class ModelConfig(ModelSizes):
         return 2 * 2 * self.attention_size * self.sequence_length // 2
 
     def head_flops_per_token(self) -> int:
-        """Returns those of flops_per_token that lm_head has."""
+        """Returns the share of lm_head in flops_per_token."""
         return 3 * 2 * self.head.n * self.head.k

@@ -48,9 +48,9 @@ def load_model(name: str, *, sequence_length: int | None = None) -> tuple[str, M
 
 
 def load_optimizer(name: str) -> OptimizerOptions:
-    """Returns where a trainer's TOML file has AdamW's state; for other models the default.
+    """Returns where a trainer's TOML file places AdamW's state; for other models, the default.
 
-    Raises InputError for values that the trainer refuses, too.
+    Raises InputError for values that the trainer would also refuse.
     """
     if name in PRESETS or Path(name).suffix != ".toml":
         return OptimizerOptions()
@@ -66,7 +66,8 @@ def load_optimizer(name: str) -> OptimizerOptions:
 def _from_trainer(path: Path) -> ModelConfig:
     """Reads the table [model]: the keys of ModelConfig, with 0 for None, and two of the trainer.
 
-    These are `implementation`, and `pretrained`, a folder that decides all but sequence_length.
+    The latter are `implementation`, and `pretrained`, a folder that decides all but
+    sequence_length.
     """
     whole = read_table(path)
     table = whole.table("model")
@@ -91,12 +92,12 @@ def _from_trainer(path: Path) -> ModelConfig:
 
 
 def _read(table: Table, options: type) -> dict[str, Any]:
-    """Returns those of the options that the table has. Raises InputError for illegal values."""
+    """Returns the options that the table has. Raises InputError for illegal values."""
     return table.read({name: key.read for name, key in keys_of(options).items()})
 
 
 def _has_tokens(data: Table) -> bool:
-    """Whether the trainer reads tokens, so that those decide the vocabulary."""
+    """Whether the trainer reads tokens, which then decide the vocabulary."""
     name = data.text("text", "")
     if data.text("mixture", "") or not name:
         return bool(data.text("mixture", ""))
@@ -113,7 +114,7 @@ def _model(table: Table, **values: Any) -> ModelConfig:
         raise InputError(f"{table.file}: {error}") from None
 
 
-# The fields of ModelConfig, without head_size, for which None says that another size decides.
+# The fields of ModelConfig, except head_size, for which None means that another size decides.
 _MAY_BE_NONE = ("num_kv_heads", "intermediate_size")
 
 
@@ -121,7 +122,7 @@ _MAY_BE_NONE = ("num_kv_heads", "intermediate_size")
 
 
 def read_config(path: Path) -> ModelConfig:
-    """Reads a Hugging Face config.json. Raises InputError, also where our model is another one."""
+    """Reads a Hugging Face config.json. Raises InputError, also for models different from ours."""
     whole = Table(read_json(path), "", str(path))
     kind = whole.without_nulls().text("model_type")
     known = [find_family(name) for name in FAMILIES]
@@ -164,7 +165,7 @@ def _of_family(family: Family, whole: Table) -> ModelConfig:
 
 
 def _head_size(table: Table, theirs: HuggingFace, values: Mapping[str, Any]) -> int | None:
-    """Returns the features of a head, or None if they are hidden_size / num_heads."""
+    """Returns the number of features per head, or None if it is hidden_size / num_heads."""
     usual, left = divmod(values["hidden_size"], values["num_heads"])
     size = table.count("head_dim", theirs.head_size or usual)
     return None if size == usual and not left else size
@@ -173,7 +174,7 @@ def _head_size(table: Table, theirs: HuggingFace, values: Mapping[str, Any]) -> 
 def _value(whole: Table, theirs: HuggingFace, ours: str) -> Any:
     """Returns the file's value for one of our fields, or transformers' default.
 
-    Where our field may be None, a null means what None means here; elsewhere it is the default.
+    If our field may be None, null means the same as None here; otherwise, null means the default.
     """
     key, table = theirs.keys[ours], whole.without_nulls()
     if key in theirs.defaults and not table.has(key):
@@ -193,7 +194,7 @@ def _rope_theta(table: Table) -> float:
 
 
 def _rope_scaling(table: Table) -> RopeScaling | None:
-    """Returns how rotary frequencies are scaled; refuses other scalings than Llama 3's."""
+    """Returns the scaling of rotary frequencies; refuses any scaling other than Llama 3's."""
     for key in ("rope_scaling", "rope_parameters"):
         if not table.has(key):
             continue

@@ -1,4 +1,4 @@
-"""Where AdamW's state is, and which ranks share it: options, and the bytes that follow."""
+"""Where AdamW's state is, and which ranks share it: options, and the resulting bytes."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ from dataclasses import dataclass
 
 from axonn_ext.spec.files.keys import check, key
 
-ZERO_STAGES = (0, 1, 2)  # what the ranks of data divide: nothing; AdamW's state; gradients, too
+ZERO_STAGES = (0, 1, 2)  # data ranks divide nothing; AdamW's state; gradients, too
 OFFLOADS = ("none", "cpu", "disk")  # where AdamW's state is, if not on the device
-# The elements that cross between device and host together, or that ZeRO exchanges together.
+# The number of elements that move between device and host at a time, or that ZeRO exchanges.
 BUCKET_ELEMENTS = 16 << 20
 _FP32 = 4  # bytes
 
 
 @dataclass(frozen=True)
 class OptimizerOptions:
-    """Where AdamW's masters and moments are; see axonn_ext.optim.AdamW, which explains each.
+    """Where AdamW's masters and moments are; axonn_ext.optim.AdamW explains each option.
 
-    Raises ValueError, which names the option, for another value.
+    Raises ValueError, which names the option, for an illegal value.
     """
 
     zero: int = key(
@@ -36,13 +36,13 @@ class OptimizerOptions:
         check(self)
 
     def num_parts(self, data: int) -> int:
-        """Returns how many ranks of `data` share masters and moments."""
+        """Returns the number of data ranks that share masters and moments."""
         return data if self.zero else 1
 
     def bytes_of_state(self, width: int, data: int) -> int:
-        """Returns the bytes of the masters and moments of one parameter, of all its ranks of data.
+        """Returns the bytes per element of a parameter's masters and moments, over all data ranks.
 
-        width: the bytes of an element of the parameter. An fp32 parameter is its own master, unless
+        width: the bytes per element of the parameter. An fp32 parameter is its own master, unless
         ranks have parts of it, or the host has it.
         """
         apart = width < _FP32 or self.num_parts(data) > 1 or self.offload != "none"

@@ -13,9 +13,9 @@ LAYOUTS = ("sharded", "replicated")
 ALGORITHMS = ("auto", "fused", "chunked", "sequential")  # how the fused ops can run
 # The role of a Linear -> the axes (r, s) that split its out and in features; see nn.Linear.
 ROLES = MappingProxyType({"expand": ("x", "y"), "contract": ("y", "x")})
-COMMUNICATORS = ("auto", "own", "c10d")  # what collectives on GPUs go over
-# The size of a bucket of gradients that one collective sums. At this size the latency of the
-# collective does not matter, nor does the memory of the bucket compared with that of a model.
+COMMUNICATORS = ("auto", "own", "c10d")  # the transports of collectives on GPUs
+# The size of a bucket of gradients that one collective sums. At this size, the latency of the
+# collective does not matter, nor does the bucket's memory relative to a model's.
 BUCKET_BYTES = 32 << 20
 
 
@@ -23,8 +23,8 @@ BUCKET_BYTES = 32 << 20
 class ParallelConfig:
     """How a model is run on a grid. No option changes a result beyond rounding.
 
-    Raises ValueError, which names the option, for a value that is not legal, and for heads_over_y
-    without "sharded".
+    Raises ValueError, which names the option, for an illegal value, and for heads_over_y without
+    "sharded".
     """
 
     layout: str = key(
@@ -58,7 +58,7 @@ class ParallelConfig:
 
     @cached_property
     def recomputation(self) -> Recomputation:
-        """What `recompute` names."""
+        """The policy that `recompute` names."""
         return recomputation_of(self.recompute)
 
 
@@ -66,8 +66,7 @@ class ParallelConfig:
 class Overlap:
     """How collectives of weights (axis z) and gradients (z, data) overlap with computation.
 
-    Raises ValueError, which names the option, for a value that is not legal, and for max_ctas with
-    "c10d".
+    Raises ValueError, which names the option, for an illegal value, and for max_ctas with "c10d".
     """
 
     prefetch: int = key(
@@ -99,7 +98,7 @@ class Overlap:
 
     @property
     def needs_own_communicators(self) -> bool:
-        """Whether c10d's groups would not do."""
+        """Whether c10d's groups would not suffice."""
         return self.communicators == "own" or self.max_ctas > 0
 
 

@@ -2,7 +2,7 @@
 
 A pipeline has `stages` ranks. Each holds `chunks` blocks of layers (one unless the schedule is
 interleaved); block c of stage s is the virtual stage c * stages + s, and the virtual stages in
-their order are the model. A micro-batch runs forward through all of them, then backward.
+order form the model. A micro-batch runs forward through all of them, then backward.
 
 Sources: GPipe (arXiv:1811.06965), 1F1B and its interleaved form (arXiv:2104.04473, section 2.2),
 zero bubble (arXiv:2401.10241, section 2, schedule ZB-H1).
@@ -25,7 +25,7 @@ FIXED_SCHEDULES = SCHEDULES[1:]
 class Task:
     """One task of a stage.
 
-    kind         "forward"; "backward": both gradients, or the input gradient alone where weight
+    kind         "forward"; "backward": both gradients, or only the input gradient if weight
                  gradients are deferred; "weight": the weight gradients of a deferred backward
     chunk        the number of the block of layers on this rank, 0 unless interleaved
     micro_batch  the number of the micro-batch
@@ -42,18 +42,18 @@ def fixed_order(
     """The tasks of one stage, in the order in which it runs them, whenever messages arrive.
 
     Each task occurs once, backward after forward, and the tasks of a kind and chunk are in
-    ascending order of micro-batch, so that gradients are always added in this order. No order
-    waits for a message that a stage would send only after a message from here. On each link,
-    messages are received in the order in which they are sent.
+    ascending order of micro-batch, so that gradients are always added in this order. The orders of
+    all stages cannot deadlock. On each link, messages are received in the order in which they are
+    sent.
 
         gpipe        all forwards, then all backwards
-        1f1b         stages - stage - 1 forwards, then a forward and a backward in turn
+        1f1b         stages - stage - 1 forwards, then forwards and backwards alternate
         interleaved  the same over chunks: each runs `stages` micro-batches, then the next chunk
         zero_bubble  1f1b, whose weight gradients follow `stage` micro-batches late; a stage holds
                      at most as many micro-batches as stage 0 of 1f1b
 
-    Raises ValueError for a schedule that has no fixed order, numbers below their least, more than
-    one chunk unless interleaved, and micro-batches that interleaved cannot divide by stages.
+    Raises ValueError for a schedule without a fixed order, numbers below their minimum, more than
+    one chunk unless interleaved, and, for interleaved, micro-batches that stages do not divide.
     """
     check_choice("schedule", schedule, FIXED_SCHEDULES)
     check_sizes(schedule, stages=stages, micro_batches=micro_batches, chunks=chunks)
@@ -70,7 +70,7 @@ def fixed_order(
 
 
 def check_sizes(schedule: str, *, stages: int, micro_batches: int, chunks: int = 1) -> None:
-    """Raises ValueError, which names the numbers, for sizes that a schedule does not run with."""
+    """Raises ValueError, which names the numbers, for sizes that a schedule does not support."""
     check_choice("schedule", schedule, SCHEDULES)
     for name, value in (("stages", stages), ("micro_batches", micro_batches), ("chunks", chunks)):
         if value < 1:
@@ -89,7 +89,7 @@ def check_sizes(schedule: str, *, stages: int, micro_batches: int, chunks: int =
 
 
 def _alternate(stages: int, micro_batches: int, chunks: int, *, warm_up: int) -> Iterator[Task]:
-    """Yields forwards of a warm-up, then a forward and a backward in turn, then backwards."""
+    """Yields the forwards of a warm-up, then alternating forwards and backwards, then backwards."""
     pairs = list(_chunk_order(stages, micro_batches, chunks))
     for position in range(len(pairs) + warm_up):
         if position < len(pairs):
@@ -102,7 +102,7 @@ def _alternate(stages: int, micro_batches: int, chunks: int, *, warm_up: int) ->
 def _chunk_order(stages: int, micro_batches: int, chunks: int) -> Iterator[tuple[int, int]]:
     """Yields (chunk, micro-batch) in the order of forwards. Backwards count chunks from the last.
 
-    As many micro-batches as there are stages run through a chunk before the next chunk's turn.
+    `stages` micro-batches run through a chunk before the next chunk's turn.
     """
     if chunks == 1:
         yield from ((0, micro_batch) for micro_batch in range(micro_batches))
@@ -113,7 +113,7 @@ def _chunk_order(stages: int, micro_batches: int, chunks: int) -> Iterator[tuple
 
 
 def _with_weights(tasks: Iterator[Task], micro_batches: int, *, late: int) -> Iterator[Task]:
-    """Yields the tasks, and after each backward the weight gradients of `late` micro-batches ago.
+    """Yields the tasks, and after each backward the weight task of `late` micro-batches ago.
 
     The last backward of stage s leaves s + 1 weight tasks. They fill the time in which the earlier
     stages, which have fewer of them left, still run their last backwards.
@@ -137,10 +137,10 @@ def bubble_seconds(
 ) -> float:
     """The seconds of a step in which a stage idles, if all stages are alike and messages are free.
 
-    forward, backward (input gradient), weight: the seconds of a stage, all of its chunks together,
-    for one micro-batch. A step takes this and micro_batches * (forward + backward + weight).
-    Exact for 1f1b, gpipe and interleaved; for zero_bubble if weight is at most forward and at most
-    backward, and there are at least as many micro-batches as stages. Otherwise it takes longer.
+    forward, backward (input gradient), weight: the seconds of a stage, over all of its chunks, for
+    one micro-batch. A step takes this plus micro_batches * (forward + backward + weight). Exact for
+    1f1b, gpipe and interleaved; for zero_bubble if weight is at most forward and at most backward,
+    and there are at least as many micro-batches as stages. Otherwise it takes longer.
 
     Source: arXiv:2104.04473, section 2.2; arXiv:2401.10241, table 2.
     """
@@ -154,13 +154,13 @@ def bubble_seconds(
 def split_layers(
     costs: Sequence[float], parts: int, *, first: float = 0.0, last: float = 0.0
 ) -> tuple[range, ...]:
-    """Contiguous, non-empty ranges of layers, of which the most expensive is as cheap as possible.
+    """Contiguous, non-empty ranges of layers, the most expensive of which is as cheap as possible.
 
-    costs: of each layer, in any unit. first, last: what the first part (embedding) and the last
-    one (head and loss) cost besides. Among splits with the same largest cost the one with the
-    least sum of squares is taken, which is the most even one; among these the one whose first part
-    has the fewest layers, then the second, and so on: early stages hold more micro-batches.
-    Costs are compared exactly, so that every rank finds the same split.
+    costs: of each layer, in any unit. first, last: extra costs of the first part (embedding) and
+    the last (head and loss). Among splits with the same largest cost, the one with the least sum of
+    squares, that is the most even one, is taken; among these the one whose first part has the
+    fewest layers, then the second, and so on: early stages hold more micro-batches. Costs are
+    compared exactly, so that every rank finds the same split.
 
     Raises ValueError for fewer layers than parts, and for costs that are negative or not finite.
     """
@@ -196,13 +196,13 @@ def _best_split(
     *,
     most: int | None = None,
 ) -> tuple[int, tuple[range, ...]]:
-    """The least value of a split, and the first split that has it, by dynamic programming.
+    """The least value of any split, and the first split with that value, by dynamic programming.
 
     combine(cost of a part, value of the parts after it) is the value of a split. No part costs
     more than `most`. Among equals, the split with the fewest layers in the earliest part is first.
     """
     sums = [0, *itertools.accumulate(costs)]
-    values = {len(costs): 0}  # first layer -> the least value of what begins with it
+    values = {len(costs): 0}  # first layer -> the least value of the parts from it on
     stops: list[dict[int, int]] = []  # per part, the last one first: its first layer -> its end
     for _ in range(parts):
         found: dict[int, int] = {}

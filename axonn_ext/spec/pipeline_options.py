@@ -1,4 +1,4 @@
-"""The options of a pipeline: its schedule, and how much its stages may hold."""
+"""The options of a pipeline: its schedule, and limits on what its stages hold."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ class PipelineOptions:
     "1f1b", "gpipe", "interleaved" (several chunks on each rank) and "zero_bubble" (1F1B, whose
     weight gradients are always computed later).
 
-    Raises ValueError, which names the option, for a value that is not legal, and for options of
-    another schedule than the chosen one.
+    Raises ValueError, which names the option, for an illegal value, and for options that do not
+    apply to the chosen schedule.
     """
 
     schedule: str = key(
@@ -27,7 +27,7 @@ class PipelineOptions:
         choices=SCHEDULES,
     )  # fmt: skip
     chunks: int = key(1, "virtual stages per rank; for interleaved", minimum=1)
-    # With 1, which is what 1F1B holds, running tasks as messages arrive gains next to nothing.
+    # With 1, the limit of 1F1B, running tasks as messages arrive gains next to nothing.
     in_flight: int = key(
         2, "limit of in_flight * (pipe - stage) micro-batches per stage; for message_driven",
         minimum=1,
@@ -59,7 +59,7 @@ class PipelineOptions:
 
     @property
     def defers(self) -> bool:
-        """Whether weight gradients are computed apart from backward."""
+        """Whether weight gradients are computed separately from backward."""
         return self.schedule == "zero_bubble" or (
             self.schedule == "message_driven" and self.defer_weights
         )
@@ -70,13 +70,13 @@ class PipelineOptions:
         return self.transport == "auto"
 
     def most_in_flight(self, stages: int, stage: int) -> int:
-        """Returns how many micro-batches a stage of "message_driven" may hold."""
+        """Returns the number of micro-batches that a stage of "message_driven" may hold."""
         return self.in_flight * (stages - stage)
 
     def most_deferred(self, stages: int) -> int | None:
-        """Returns for how many micro-batches weight gradients may wait; None: it depends on bytes.
+        """Returns how many micro-batches' weight gradients may be deferred; None: bytes limit them.
 
-        By simulation, twice the stages cost at most 1 % of a step beside no limit, with messages
-        that are late by 20 % of a micro-batch's time, on 2 to 16 stages.
+        In simulation, a limit of twice the stages costs at most 1 % of a step compared with no
+        limit, with messages that are late by 20 % of a micro-batch's time, on 2 to 16 stages.
         """
         return None if self.deferred_bytes else 2 * stages

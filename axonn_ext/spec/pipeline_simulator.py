@@ -1,9 +1,9 @@
 """Simulates one step of a pipeline: when each stage runs which task, and what it holds.
 
-A stage runs one task at a time. What it sends arrives later; sending does not keep it from its next
-task. The messages of one direction between two ranks arrive in the order in which they were sent: a
-late one holds up those behind it. This needs no code. Stages of every schedule take the messages of
-a link in the order in which they were sent, so none waits for one that is behind a late one.
+A stage runs one task at a time. Its messages arrive later; sending does not delay its next task.
+The messages of one direction between two ranks arrive in the order in which they were sent: a late
+one holds up those behind it. This needs no code: stages of every schedule take the messages of a
+link in the order in which they were sent, so none waits for one that is behind a late one.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from axonn_ext.spec.pipeline_options import PipelineOptions
 
 # (direction, "forward" or "backward"; sending virtual stage; micro-batch) -> seconds
 MessageSeconds = Callable[[str, int, int], float]
-Run = list[tuple[Task, float, float]]  # what a stage runs: (task, start, end) in order
+Run = list[tuple[Task, float, float]]  # the tasks of a stage: (task, start, end) in order
 
 
 @dataclass(frozen=True)
 class StageTimes:
     """The seconds of a stage for one micro-batch of one chunk.
 
-    backward: the input gradient alone. weight: the weight gradients.
+    backward: only the input gradient. weight: the weight gradients.
     """
 
     forward: float
@@ -36,15 +36,15 @@ class StageTimes:
 
 @dataclass(frozen=True)
 class Simulation:
-    """A simulated step. A unit of what a stage holds is one micro-batch of one chunk.
+    """A simulated step. Stages hold units of one micro-batch of one chunk.
 
     seconds         from the first task's start to the last one's end
-    busy            per stage: the seconds in which it ran tasks
-    peak_in_flight  per stage: the most units at once whose forward has begun and whose backward
+    busy            per stage: the seconds spent on tasks
+    peak_in_flight  per stage: the most units at a time whose forward has begun and whose backward
                     has not ended
-    peak_deferred   per stage: the most units at once whose backward has ended and whose weight
+    peak_deferred   per stage: the most units at a time whose backward has ended and whose weight
                     task has not
-    peak_held       per stage: the most units of both sorts together
+    peak_held       per stage: the most units of both kinds together
     tasks           per stage: (task, start, end) in order
     """
 
@@ -69,19 +69,19 @@ def simulate(
 ) -> Simulation:
     """Simulates a step of a schedule of `axonn_ext.spec.pipeline`, with the times of each stage.
 
-    message_seconds: how long a message is under way; None: no time. It is asked once per message.
+    message_seconds: the transfer time of a message; None: no time. It is called once per message.
 
-    A fixed schedule runs its order and waits for what each task needs. A free stage of
+    A fixed schedule runs its order and waits for the message that each task needs. A free stage of
     message_driven runs the first of these that it can: the backward whose message has arrived; the
     forward whose message has arrived, while fewer than in_flight[stage] micro-batches are in flight
-    (None: as many as PipelineOptions() allows); the oldest deferred weight task.
+    (None: the limits of PipelineOptions()); the oldest deferred weight task.
 
-    defer_weights (message_driven alone; zero_bubble always does, the other schedules never): a
+    defer_weights (only for message_driven; zero_bubble always does, the other schedules never): a
     backward leaves its weight gradients for later. When max_deferred of them wait (one number, or
-    one for each stage; None: any number may), the oldest runs before the next backward. Otherwise a
+    one for each stage; None: no limit), the oldest runs before the next backward. Otherwise a
     backward includes them.
 
-    Raises ValueError for sizes that the schedule does not run with, times that are negative or not
+    Raises ValueError for sizes that the schedule does not support, times that are negative or not
     finite, and in_flight or max_deferred without a number >= 1 per stage.
     """
     stages = len(times)
@@ -137,10 +137,11 @@ def _check_each(name: str, numbers: Sequence[int], stages: int) -> None:
 
 
 class _Messages:
-    """Who has sent what, and when it arrives.
+    """The messages sent so far, and when they arrive.
 
-    arrived[direction][v]: the arrivals of what virtual stage v needs for its task of that name, by
-    micro-batch, as if no message held up another. They are known once the sending task begins.
+    arrived[direction][v]: the arrival times of the messages that virtual stage v needs for its
+    tasks of that name, by micro-batch, as if no message held up another. They are known once the
+    sending task begins.
     """
 
     def __init__(
@@ -153,7 +154,7 @@ class _Messages:
         self.arrived["forward"][0] = [0.0] * micro_batches
 
     def send(self, kind: str, sender: int, micro_batch: int, end: float) -> tuple[int, float]:
-        """Sends what a task leaves when it ends: (the rank that gets it, or -1; the arrival)."""
+        """Sends a task's message when it ends: returns (the receiving rank or -1, the arrival)."""
         if kind == "forward" and sender == self._last:  # its loss
             self.arrived["backward"][sender].append(end)
             return sender % self._stages, end
@@ -170,10 +171,10 @@ class _Messages:
 def _run_fixed(
     orders: Sequence[Sequence[Task]], messages: _Messages, seconds: Sequence[Mapping[str, float]]
 ) -> list[Run]:
-    """The runs of stages that wait for the message of each task of their orders.
+    """The runs of stages that wait for the message of each task in their orders.
 
-    What arrives when does not depend on the order in which stages are looked at, so each is run on
-    until it needs what has not been sent yet.
+    Arrival times do not depend on the order in which stages are simulated, so each runs until it
+    needs a message that has not been sent yet.
     """
     stages = len(orders)
     runs: list[Run] = [[] for _ in orders]
@@ -205,7 +206,7 @@ def _run_fixed(
 
 
 class _Stage:
-    """A stage of message_driven: what it has begun, and what it can run next.
+    """A stage of message_driven: the tasks it has begun, and the next one it can run.
 
     most_deferred: 0 where no weight gradients are deferred.
     """
@@ -220,7 +221,7 @@ class _Stage:
         self.look_at = math.inf  # when it is looked at next
 
     def next_kind(self, now: float) -> str | None:
-        """The kind of the task to run now, None if the stage must wait."""
+        """The kind of the task to run now; None if the stage must wait."""
         begun, most = self.begun, self._most_deferred
         deferred = begun["backward"] - begun["weight"] if most else 0
         if self._backward_arrival() <= now:
@@ -230,7 +231,7 @@ class _Stage:
         return "weight" if deferred else None
 
     def next_arrival(self) -> float:
-        """When something arrives that the stage can run; infinite if no such thing is known."""
+        """When a message arrives that lets the stage run a task; infinite if none is known."""
         return min(self._forward_arrival(), self._backward_arrival())
 
     def _forward_arrival(self) -> float:
@@ -247,10 +248,10 @@ class _Stage:
 def _run_message_driven(
     stages: Sequence[_Stage], messages: _Messages, seconds: Sequence[Mapping[str, float]]
 ) -> list[Run]:
-    """The runs of stages that take what has arrived. Stages are looked at in order of time.
+    """The runs of stages that take whatever has arrived. Stages are visited in order of time.
 
-    A message is known when its sending task begins, which is before it arrives. So a stage that is
-    looked at knows all that has arrived.
+    A message is known when its sending task begins, which is before it arrives. So a visited stage
+    knows everything that has arrived.
     """
     runs: list[Run] = [[] for _ in stages]
     looks: list[tuple[float, int]] = []  # a heap: when to look at which stage
@@ -283,7 +284,7 @@ def _run_message_driven(
 
 
 def _simulation(runs: Sequence[Run], *, defers: bool) -> Simulation:
-    """The runs of all stages with what follows from them."""
+    """The runs of all stages, and the results derived from them."""
     peaks = [_peaks(run, defers=defers) for run in runs]
     return Simulation(
         seconds=max(run[-1][2] for run in runs),

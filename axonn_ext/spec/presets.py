@@ -36,7 +36,7 @@ def _llama3(
     )  # fmt: skip
 
 
-# `axonn-ext train` trains this model where its file describes none. Its tokens are bytes.
+# `axonn-ext train` trains this model if its file does not describe one. Its tokens are bytes.
 DEFAULT_MODEL = ModelConfig(256, 256, 4, 4, 256)
 
 PRESETS: Mapping[str, ModelConfig] = MappingProxyType(

@@ -13,7 +13,7 @@ from axonn_ext.spec.grid import GridShape
 from axonn_ext.spec.model import LinearSpec, ModelConfig
 from axonn_ext.spec.parallel import ROLES
 
-# The layouts of the products of forward, dgrad and wgrad in BLAS's letters.
+# The layouts of the products of forward, dgrad and wgrad, in BLAS letters.
 PRODUCT_LAYOUTS = ("NT", "NN", "TN")
 
 
@@ -21,7 +21,7 @@ PRODUCT_LAYOUTS = ("NT", "NN", "TN")
 class Product:
     """The product a [m, k] @ b [k, n] that one pass of some Linears computes.
 
-    layout  the layouts of a and b in BLAS's letters: N is stored by rows, T by columns
+    layout  the layouts of a and b in BLAS letters: N is stored by rows, T by columns
     bias    whether the product adds a bias itself
     """
 
@@ -41,7 +41,7 @@ def linear_products(
 
     The products are the same on all ranks and in all layouts.
     batch_size: the sequences of a micro-batch over all data and z coordinates.
-    adds_bias: whether the device adds the bias in the product where the output is not summed over
+    adds_bias: whether the device adds the bias in the product if the output is not summed over
     ranks.
     """
     m = batch_size * config.sequence_length // (grid.data * grid.z)

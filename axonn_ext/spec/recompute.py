@@ -1,4 +1,4 @@
-"""Which activations are computed again in backward (activation checkpointing) instead of kept."""
+"""Which activations are recomputed in backward (activation checkpointing) instead of kept."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ _EVERY = re.compile("every:(?:([1-9][0-9]{0,5})/)?([1-9][0-9]{0,5})")
 
 
 class Recomputation(NamedTuple):
-    """A policy of recomputation, for the blocks of a rank, which are counted from 0.
+    """A recomputation policy for the blocks of a rank, which are counted from 0.
 
-    blocks, of   the first `blocks` of each `of` successive blocks are computed again as a whole
-    attention    of every block, what lies between the Linears of its attention is computed again
+    blocks, of   the first `blocks` of each `of` successive blocks are recomputed as a whole
+    attention    in every block, everything between the Linears of attention is recomputed
     """
 
     blocks: int = 0
@@ -24,25 +24,25 @@ class Recomputation(NamedTuple):
 
     @property
     def share_of_blocks(self) -> float:
-        """The share of many blocks that are computed again as a whole."""
+        """The share of blocks, if there are many, that are recomputed as a whole."""
         return self.blocks / self.of
 
     def has_block(self, position: int) -> bool:
-        """Whether that block is computed again as a whole.
+        """Whether that block is recomputed as a whole.
 
-        If the last block is kept, all that is kept together is the most that backward holds. A last
-        block that is computed again would come on top of it, and so would save nothing. Therefore
-        the first blocks of each group are computed again.
+        If the last block is kept, the kept activations together are the most that backward holds. A
+        recomputed last block would come on top of them, and so save nothing. Therefore the first
+        blocks of each group are recomputed.
         """
         return position % self.of < self.blocks
 
     def num_blocks(self, count: int) -> int:
-        """Returns how many of the first `count` blocks are computed again as a whole."""
+        """Returns how many of the first `count` blocks are recomputed as a whole."""
         groups, rest = divmod(count, self.of)
         return groups * self.blocks + min(rest, self.blocks)
 
     def fewest_blocks(self, count: int) -> int:
-        """Returns the fewest of any `count` successive blocks that are computed again."""
+        """Returns the minimum number of recomputed blocks among any `count` successive ones."""
         groups, rest = divmod(count, self.of)
         return groups * self.blocks + max(0, rest - (self.of - self.blocks))
 
@@ -57,7 +57,7 @@ _NAMED = MappingProxyType(
 
 
 def is_policy(value: object) -> bool:
-    """Whether the value names a policy of recomputation."""
+    """Whether the value names a recomputation policy."""
     return _parsed(value) is not None
 
 

@@ -1,4 +1,4 @@
-"""The divisibility rules, which decide which model runs on which grid."""
+"""The divisibility rules that decide which model runs on which grid."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def ranks_of_a_kv_head(num_heads: int, num_kv_heads: int, parts: int) -> int:
     """Returns how many of `parts` ranks compute with the same key-value head.
 
     1: the ranks divide the key-value heads. More: these divide the ranks, which divide the heads.
-    0: neither, so that a rank cannot have whole heads.
+    0: neither, so a rank cannot have whole heads.
     """
     if num_kv_heads % parts == 0:
         return 1
@@ -46,8 +46,8 @@ def broken_rules(
     """Yields every rule that is broken; nothing if the model runs.
 
     batch_size: the sequences of one micro-batch over all data and z coordinates. shared_heads:
-    whether several ranks of x may share a key-value head. The rules are exact: a model that keeps
-    all of them runs, any other raises an error (the rules are listed in docs/architecture.md).
+    whether several ranks of x may share a key-value head. The rules are exact: a model that
+    satisfies all of them runs, any other raises an error (docs/architecture.md lists the rules).
     """
     for what, value, axes in _rules(model, parallel, grid, batch_size, shared_heads):
         parts = 1
@@ -61,7 +61,7 @@ def _rules(
     model: ModelConfig, parallel: ParallelConfig, grid: GridShape, batch_size: int,
     shared_heads: bool,
 ) -> Iterator[tuple[str, int, tuple[str, ...]]]:  # fmt: skip
-    """Yields what has a size that must be divisible, the size, and the axes that divide it."""
+    """Yields a description of each size that must be divisible, the size, and the axes."""
     sharded, tokens = parallel.sharded, batch_size * model.sequence_length
     over_y = sharded and not parallel.heads_over_y
     yield _SEQUENCES, batch_size, ("data", "z", "y") if over_y else ("data", "z")

@@ -1,16 +1,16 @@
 """The only module that reads environment variables.
 
-AXONN_TIMEOUT_SECONDS         how long a rank waits for a peer as the ranks of a job meet, inside an
-                              op on the CPU, in the first call of a group, while NCCL is connected,
-                              for its answer while "auto" is settled, or for a collective of
+AXONN_TIMEOUT_SECONDS         how long a rank waits for a peer when the ranks of a job meet, inside
+                              an op on the CPU, in the first call of a group, while NCCL connects,
+                              while ranks agree on the choice of "auto", or in a collective of
                               axonn_ext.overlap or of our NCCL communicators; from 0.001 to 2000000
                               (default 600)
-AXONN_SYMMETRIC_MEMORY_BYTES  the address space that is reserved per rank and group for fused ops,
-                              and for messages from a stage of a pipeline to another one of its
-                              host; memory is allocated only when it is used; from 2^20 to 2^46
+AXONN_SYMMETRIC_MEMORY_BYTES  the address space reserved per rank and group for fused ops, and for
+                              messages from one pipeline stage to another on the same host; memory
+                              is allocated only when it is used; from 2^20 to 2^46
                               (default 34359738368, 32 GiB)
-AXONN_CACHE_DIR               the folder in which measurements, and the stamps of
-                              `axonn-ext verify`, are kept between runs; empty: they are not kept
+AXONN_CACHE_DIR               the folder that keeps measurements and the stamps of
+                              `axonn-ext verify` between runs; empty: they are not kept
                               (default $XDG_CACHE_HOME/axonn_ext, else ~/.cache/axonn_ext)
 AXONN_PRODUCT_KERNELS         kernels besides torch's own that a warm-up and `axonn-ext tune` may
                               measure, and Linears may use, for whole products on GPUs: any of
@@ -18,11 +18,11 @@ AXONN_PRODUCT_KERNELS         kernels besides torch's own that a warm-up and `ax
                               (default cublaslt,triton, and fused_sm90 once `axonn-ext verify` has
                               found it correct on this machine's GPUs). Kernels that verify has
                               found wrong are not used
-AXONN_DEBUG_COLLECTIVES       1: before they issue it, ranks compare each collective of the
+AXONN_DEBUG_COLLECTIVES       1: ranks compare, through the c10d store, each collective of the
                               orchestrator and of our NCCL communicators, and each op of ranks that
-                              share no memory, through the c10d store; an error names the rank that
+                              share no memory, before they issue it; an error names the rank that
                               differs (slow; default 0)
-AXONN_DEBUG_TOKEN_IDS         1: on GPUs, as always on the CPU, token ids and labels outside of the
+AXONN_DEBUG_TOKEN_IDS         1: on GPUs, as always on the CPU, token ids and labels outside the
                               vocabulary raise errors that name value, position and rank; the host
                               waits for each check (slow; default 0)
 AXONN_FUSED_NCCL_SMS          the SMs of a GPU that algorithm="fused" leaves to NCCL, which then
@@ -35,8 +35,8 @@ AXONN_FUSED_NCCL_SMS          the SMs of a GPU that algorithm="fused" leaves to 
 AXONN_FUSED_FREE_SMS          the SMs of a GPU that every GEMM of algorithm="fused" leaves free for
                               kernels that run at the same time, at most half of them. A GEMM that
                               finds some of its SMs occupied can take up to twice its time (default:
-                              as many as the collectives of axonn_ext.overlap that are under way
-                              take, which is max_ctas or 24 each, so none without any)
+                              the SMs of the axonn_ext.overlap collectives under way, max_ctas or 24
+                              each; none without any)
 AXONN_EMULATED_LINKS          for CPU ranks of one host, the GB/s that a rank sends along each axis,
                               like x=2.0,y=1.0,z=0.5,data=0.25; collectives sleep until such a link
                               would be done, and nothing is fused along these axes (default empty:
@@ -46,10 +46,10 @@ Any other variable whose name begins with AXONN_ is refused, since it is most li
 would silently be ignored. (Variables that setup.py reads are accepted.)
 
 CUDA_DEVICE_MAX_CONNECTIONS=1 and CUDA_LAUNCH_BLOCKING=1 are read, too: with either, a CUDA graph
-that captures a fused gather brings this rank's rows to its peers before the GEMM begins.
+that captures a fused gather sends this rank's rows to its peers before the GEMM begins.
 
 `launch_environment` reads the variables that torchrun sets (RANK, WORLD_SIZE, ...), and for a task
-that srun started, those of Slurm.
+started by srun, those of Slurm.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ from axonn_ext.spec import slurm
 from axonn_ext.spec.files.errors import MAX_SHOWN, hint
 
 PREFIX = "AXONN_"
-LAUNCHED_BY_US = "axonn-ext-"  # so begin run ids of jobs that `axonn-ext` starts; its pid follows
+LAUNCHED_BY_US = "axonn-ext-"  # prefix of the run ids of jobs that `axonn-ext` starts; then its pid
 LINK_AXES = ("x", "y", "z", "data")  # the axes along which collectives run
 MIN_TIMEOUT_SECONDS, MAX_TIMEOUT_SECONDS = 0.001, 2e6  # c10d counts milliseconds in 31 bits
 MIN_SYMMETRIC_MEMORY_BYTES = 1 << 20
@@ -78,7 +78,7 @@ PRODUCT_KERNELS = ("cublaslt", "triton", "fused_sm90")
 
 
 class SettingsError(ValueError):
-    """Variables of the environment are invalid; `problems` says for each what is wrong."""
+    """Environment variables are invalid; `problems` says what is wrong with each."""
 
     def __init__(self, problems: Mapping[str, str]) -> None:
         super().__init__("\n".join(problems.values()))
@@ -87,7 +87,7 @@ class SettingsError(ValueError):
 
 @dataclass(frozen=True)
 class Settings:
-    """Process-wide settings; the docstring of the module explains their variables."""
+    """Process-wide settings; the module's docstring explains their variables."""
 
     timeout_seconds: float = 600.0
     symmetric_memory_bytes: int = 32 << 30
@@ -95,7 +95,7 @@ class Settings:
     debug_collectives: bool = False
     debug_token_ids: bool = False
     fused_nccl_sms: int = 0
-    fused_free_sms: int | None = None  # None: as many as collectives under way take
+    fused_free_sms: int | None = None  # None: those of the collectives under way
     graphs_in_turn: bool = False  # whether CUDA graphs run their branches one after the other
     product_kernels: tuple[str, ...] | None = None  # None if the variable is not set
     emulated_links: Mapping[str, float] = field(default_factory=dict)  # GB/s by axis
@@ -103,13 +103,13 @@ class Settings:
     def shared(self) -> dict[str, str]:
         """Returns the values, by variable, that must be equal on all ranks of a job.
 
-        These are all but AXONN_CACHE_DIR: each host has measurements of its own.
+        These are all but AXONN_CACHE_DIR: each host has its own measurements.
         """
         return {name: _text_of(getattr(self, key)) for name, (key, _) in _READERS.items()}
 
     @property
     def measured_machine(self) -> str:
-        """The file of the machine that `axonn-ext bench links` measured; "" if none is kept."""
+        """The machine file that `axonn-ext bench links` wrote; "" if none is kept."""
         return os.path.join(self.cache_dir, "machines", "this.toml") if self.cache_dir else ""
 
 
@@ -117,8 +117,8 @@ class Settings:
 class LaunchEnvironment:
     """The place in a job that torchrun, Slurm, or `axonn-ext` itself (by_us), gave this process.
 
-    by_agent  torchrun or `axonn-ext` has started this process, and not, say, Slurm
-    launcher  the process that has, where it is `axonn-ext` itself
+    by_agent  torchrun or `axonn-ext` started this process, not, for example, Slurm
+    launcher  the id of the process that started it, if that is `axonn-ext` itself
     """
 
     rank: int
@@ -156,7 +156,7 @@ def load(environment: Mapping[str, str] = os.environ) -> Settings:
     for name, (key, read) in _READERS.items():
         text = environment.get(name)
         if text is None or (not text and key != "product_kernels"):
-            continue  # an empty value means the default, but for product kernels it means none
+            continue  # empty means the default, except for product kernels, where it means none
         try:
             values[key] = read(text)
         except ValueError as error:
@@ -169,7 +169,7 @@ def load(environment: Mapping[str, str] = os.environ) -> Settings:
 def launch_environment(
     environment: Mapping[str, str] = os.environ,
 ) -> LaunchEnvironment | None:
-    """Reads what torchrun or Slurm told this process; returns None if neither started it.
+    """Reads the variables of torchrun or Slurm; returns None if neither started this process.
 
     Raises: SettingsError, which names the variables, for numbers that no launcher would set.
     """
@@ -225,7 +225,7 @@ def worker_environment(
 ) -> dict[str, str]:
     """Returns the environment for processes in which this one tries something out.
 
-    It is that of this process with these changes, and without the place in a job that it has.
+    It is that of this process with these changes, and without its place in a job.
     """
     launched = (
         "SLURM_PROCID",
@@ -244,7 +244,7 @@ def let_ranks_share_gpus(rank: int, environment: MutableMapping[str, str] = os.e
     """Lets NCCL and torch's symmetric memory, both not yet started, accept several ranks on a GPU.
 
     NCCL refuses two ranks of one host on one device. If each rank has its own host name, NCCL takes
-    ranks for hosts that are connected by sockets. From NCCL 2.30 on, there is an option for this.
+    the ranks for hosts connected by sockets. From NCCL 2.30 on, there is an option for this.
     Variables that the user has set are not changed.
     """
     environment.setdefault("NCCL_HOSTID", f"axonn-ext-rank-{rank}")
@@ -278,7 +278,7 @@ def prepare_connections(environment: MutableMapping[str, str] = os.environ) -> N
 
 
 def gloo_interfaces(environment: Mapping[str, str] = os.environ) -> list[str]:
-    """Returns the interfaces on which gloo is to listen; none: where the host's name leads."""
+    """Returns the interfaces on which gloo listens; none: at the address of the host's name."""
     return [name for name in environment.get("GLOO_SOCKET_IFNAME", "").split(",") if name]
 
 
@@ -377,7 +377,7 @@ def _links(text: str) -> dict[str, float]:
 
 
 def _text_of(value: Any) -> str:
-    """Returns a value as its variable would say it."""
+    """Returns a value in the form of its variable."""
     if value is None:
         return "not set"
     if isinstance(value, Mapping):
@@ -390,7 +390,7 @@ def _text_of(value: Any) -> str:
 def _unknown(name: str) -> str:
     known = [*_READERS, _CACHE_DIR]
     return (
-        f"{name[:MAX_SHOWN]} is no setting{hint(name, known)}; there are {', '.join(sorted(known))}"
+        f"{name[:MAX_SHOWN]} is not a setting{hint(name, known)}; known: {', '.join(sorted(known))}"
     )
 
 

@@ -1,21 +1,21 @@
-"""What Slurm tells a task that srun started, in torchrun's variables."""
+"""Translates Slurm's variables, for a task that srun started, to torchrun's."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
 
-_FIRST_PORT, _NUM_PORTS = 20_000, 10_000  # below those that Linux hands out by itself
-_STEPS_OF_A_JOB = 16  # steps that follow each other have different ports
+_FIRST_PORT, _NUM_PORTS = 20_000, 10_000  # below the ports that Linux assigns by itself
+_STEPS_OF_A_JOB = 16  # successive steps have different ports
 
 
 def as_torchrun(environment: Mapping[str, str]) -> dict[str, str]:
     """Returns torchrun's variables for one of several tasks of a Slurm step; else {}.
 
-    A batch script is no task, although Slurm sets SLURM_PROCID there, too. Nothing is returned for
-    a process whose RANK or WORLD_SIZE says that another launcher started it inside the step.
+    A batch script is not a task, although Slurm sets SLURM_PROCID there, too. Nothing is returned
+    for a process whose RANK or WORLD_SIZE says that another launcher started it inside the step.
 
-    Raises ValueError, which names the variable, where Slurm's variables cannot be read.
+    Raises ValueError, which names the variable, if Slurm's variables cannot be read.
     """
     rank = environment.get("SLURM_PROCID", "")
     size = environment.get("SLURM_STEP_NUM_TASKS", environment.get("SLURM_NTASKS", ""))
@@ -41,12 +41,12 @@ def as_torchrun(environment: Mapping[str, str]) -> dict[str, str]:
 def first_host(hosts: str) -> str:
     """Returns the first host of a list like "gpu[007-010,12],login1"."""
     first = re.match(r"(?:[^,\[]|\[[^\]]*\])*", hosts)
-    assert first is not None  # it matches nothing at least
+    assert first is not None  # the pattern also matches the empty string
     return re.sub(r"\[([^\],-]*)[^\]]*\]", r"\1", first[0])
 
 
 def _tasks_of_node(environment: Mapping[str, str]) -> int:
-    """Returns the number of tasks on this node, of a list of all nodes like "4(x2),3"."""
+    """Returns the number of tasks on this node, from a list of all nodes like "4(x2),3"."""
     name = "SLURM_STEP_TASKS_PER_NODE"
     text = environment.get(name, environment.get("SLURM_NTASKS_PER_NODE", ""))
     counts: list[int] = []

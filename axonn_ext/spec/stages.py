@@ -1,4 +1,4 @@
-"""Which blocks of a model each stage of a pipeline has."""
+"""The blocks of a model that each stage of a pipeline has."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ _MANY_BLOCKS = 1000  # of one stage
 
 @dataclass(frozen=True)
 class Stages:
-    """The blocks of each virtual stage, in their order.
+    """The blocks of each virtual stage, in order.
 
     Virtual stage v is on pipe coordinate v % pipe. With one virtual stage on each coordinate these
     are the stages; with several, the schedule "interleaved" runs them in turn.
 
-    Raises ValueError where the blocks do not follow each other from 0 on, a virtual stage has none,
-    pipe does not divide the number of virtual stages, or is 1 with several of them.
+    Raises ValueError if the blocks are not consecutive from 0 on, a virtual stage has none, or pipe
+    does not divide the number of virtual stages, or is 1 with several of them.
     """
 
     blocks: tuple[range, ...]
@@ -49,12 +49,12 @@ class Stages:
     def balanced(cls, model: ModelConfig, pipe: int = 1, chunks: int = 1) -> Stages:
         """Returns stages whose largest number of operations is the least possible.
 
-        The last stage has the head besides its blocks. Raises ValueError if the model has fewer
-        blocks than there are virtual stages.
+        The last stage has the head in addition to its blocks. Raises ValueError if the model has
+        fewer blocks than there are virtual stages.
         """
         if pipe * chunks == 1:
             return cls((range(model.num_layers),))
-        if model.num_layers > _MANY_BLOCKS * pipe * chunks:  # the head is nothing beside them
+        if model.num_layers > _MANY_BLOCKS * pipe * chunks:  # the head is then negligible
             each, more = divmod(model.num_layers, pipe * chunks)
             return cls.of_sizes([each + (v < more) for v in range(pipe * chunks)], pipe)
         costs = [model.block_flops_per_token()] * model.num_layers
@@ -66,7 +66,7 @@ class Stages:
 
     @classmethod
     def of_sizes(cls, sizes: Sequence[int], pipe: int = 1) -> Stages:
-        """Returns stages of so many blocks each."""
+        """Returns stages with these numbers of blocks."""
         ends = [0, *accumulate(sizes)]
         return cls(tuple(range(first, end) for first, end in pairwise(ends)), pipe)
 
@@ -82,7 +82,7 @@ class Stages:
 
     @property
     def num_blocks(self) -> int:
-        """The blocks of the whole model."""
+        """The number of blocks of the whole model."""
         return self.blocks[-1].stop
 
     def on(self, coordinate: int) -> range:

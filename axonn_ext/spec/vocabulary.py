@@ -1,4 +1,4 @@
-"""The rows that are added to a vocabulary so that a grid divides it."""
+"""The rows added to a vocabulary so that a grid divides it."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ _MULTIPLE = 128  # Megatron-LM's default of --make-vocab-size-divisible-by
 
 
 def padded_vocab_size(vocab_size: int, grid: GridShape) -> int:
-    """Returns the rows of the table and the head on a grid, whose x and z split them.
+    """Returns the number of rows of the table and the head on a grid, whose x and z split them.
 
-    They are those of the vocabulary if x z divides it, else the next multiple of 128 x z.
+    It is the size of the vocabulary if x * z divides it, else the next multiple of 128 * x * z.
 
     Source: Megatron-LM, megatron/training/tokenizer, which pads to a multiple of 128 times the
     ranks that split the vocabulary.

@@ -1,1 +1,1 @@
-"""What all commands share: arguments, files, tables, and errors that are shown in one line."""
+"""Code that all commands share: arguments, files, tables, and errors shown in one line."""

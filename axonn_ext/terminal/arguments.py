@@ -14,7 +14,7 @@ MOST_PROCESSES = 1024  # processes on this machine
 
 
 def whole(least: int = 1, most: int = MOST) -> Callable[[str], int]:
-    """Returns a type for a whole number from `least` to `most`, which may be written like 4e6."""
+    """Returns a type for a whole number from `least` to `most`, also in forms like 4e6."""
     return type_of(Key("", int, minimum=least, maximum=most))
 
 
@@ -38,7 +38,7 @@ def type_of(key: Key) -> Callable[[str], Any]:
 
 
 def _whole(text: str) -> float | str:
-    """Returns what the text means; infinity for thousands of digits, the text for no number."""
+    """Returns the number; infinity for thousands of digits, the text itself if it is no number."""
     try:
         return int(text)
     except ValueError:
@@ -56,7 +56,7 @@ def add_key(
 ) -> None:
     """Adds the flag of an option, `--its-name`, with the bounds, choices and help of its `key`.
 
-    more: other arguments of add_argument; without `default` the flag is None if it is not given.
+    more: other arguments of add_argument; without `default`, a flag that is not given is None.
     """
     key, default = keys_of(options)[name], getattr(options, name)
     more |= {"choices": key.choices} if key.choices else {"type": type_of(key)}

@@ -15,7 +15,7 @@ _MOST_COLUMNS = 10_000  # wider than any table, in characters
 
 
 class Console(rich.console.Console):
-    """A console of rich that prints text without markup, since names of files may look like it.
+    """A rich console that prints text without markup, since file names may look like it.
 
     When nobody reads the output any more, it raises BrokenPipeError, so that the command decides
     what to do.
@@ -25,16 +25,16 @@ class Console(rich.console.Console):
         super().__init__(stderr=stderr, markup=False, highlight=False, emoji=False)
 
     def render_str(self, text: str, **options: Any) -> Text:
-        """Is how rich makes lines and cells of any text: no file's may control the terminal."""
+        """Renders any text for rich, so that no file's text can control the terminal."""
         return super().render_str(printable(text), **options)
 
     def on_broken_pipe(self) -> None:
-        """Called by rich for a BrokenPipeError, at which it would end the process with status 1."""
+        """Called by rich for a BrokenPipeError; by default, rich ends the process with status 1."""
         raise
 
 
 def say(console: rich.console.Console, text: str, style: str = "") -> None:
-    """Prints a line as it is, of whatever length; a terminal breaks it itself."""
+    """Prints a line as it is, whatever its length; a terminal wraps it itself."""
     console.print(text, style=style, highlight=False, markup=False, soft_wrap=True)
 
 
@@ -44,10 +44,10 @@ def plain_table(*, padding: PaddingDimensions = (0, 2)) -> Table:
 
 
 def print_table(console: rich.console.Console, table: Table) -> None:
-    """Prints a table without cutting its cells or breaking them into lines.
+    """Prints a table without truncating or wrapping its cells.
 
-    rich would print 80 columns into a file or a pipe, and would cut numbers short. A terminal that
-    is narrower than the table breaks the lines itself.
+    rich would print 80 columns into a file or a pipe, and would truncate numbers. A terminal that
+    is narrower than the table wraps the lines itself.
     """
     options = console.options.update_width(_MOST_COLUMNS)
     needed = console.measure(table, options=options).maximum

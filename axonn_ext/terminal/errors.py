@@ -1,4 +1,4 @@
-"""The exceptions that commands show as messages: mistakes of the user, and failures of a run."""
+"""The exceptions that commands show as messages: user mistakes, and failures of a run."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ def refuse_extra(command: str, extra: Sequence[str]) -> None:
 
 
 class MeetingError(UserError):
-    """The ranks cannot connect to each other, so that no rank can tell another about it."""
+    """The ranks cannot connect to each other, so no rank can tell another about it."""
 
 
 class TrainingError(Exception):
-    """A run cannot go on, for the reason in the message; the exit status is 1."""
+    """A run cannot continue, for the reason in the message; the exit status is 1."""
 
 
 class WorkerUserError(Exception):
-    """The started processes found and printed a mistake of the user; the exit status is 2."""
+    """The started processes found and printed a mistake by the user; the exit status is 2."""
 
 
 class OutputClosed(Exception):

@@ -1,4 +1,4 @@
-"""Checks the files that a command will write before any work, and reports failures in one line."""
+"""Checks a command's output files before any work, and reports failures in one line."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def check_writable(option: str, path: Path | None) -> None:
 
 
 def check_picture(option: str, path: Path | None) -> None:
-    """Does the same for a picture, and checks that the name ends in a known format."""
+    """Does the same for a picture, and checks that the file's suffix is a known format."""
     if path is not None and path.suffix.lower() not in PICTURES:
         raise UserError(f"{option}: expected a name ending in .png, .svg or .pdf, got {path}")
     check_writable(option, path)
@@ -40,7 +40,7 @@ def check_picture(option: str, path: Path | None) -> None:
 
 @contextmanager
 def writing(option: str, path: Path) -> Iterator[None]:
-    """Must enclose the writing of a file; turns its errors into TrainingError.
+    """Turns errors of writing a file, in its body, into TrainingError.
 
     The message names the option and the file. Writing can fail although `check_writable` passed,
     for example if the disk is full.
@@ -56,7 +56,7 @@ def writing(option: str, path: Path) -> Iterator[None]:
 def write_text(option: str, path: Path, text: str) -> None:
     """Writes the whole file. Raises TrainingError."""
     with writing(option, path):
-        # Names of files may hold bytes that are not UTF-8.
+        # File names may hold bytes that are not UTF-8.
         path.write_text(text, encoding="utf-8", errors="backslashreplace")
 
 
@@ -76,7 +76,7 @@ def _try_to_open(path: Path) -> None:
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
         return
     if path.is_symlink():  # its target does not exist, and writing would create it
-        path = Path(os.path.realpath(path))  # Path.resolve raises no OSError for links in a circle
+        path = Path(os.path.realpath(path))  # Path.resolve raises no OSError for circular links
         if path.is_symlink():
             raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path))
     os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666))

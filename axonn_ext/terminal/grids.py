@@ -22,7 +22,7 @@ def parse_grid(option: str, text: str, *, pipe: bool = False) -> GridShape:
 
 
 def check_processes(grid: GridShape) -> None:
-    """Raises UserError for a grid of more processes than are started on one machine."""
+    """Raises UserError for a grid of more processes than one machine may start."""
     if grid.size > MOST_PROCESSES:
         raise UserError(
             f"grid {grid} has {grid.size} processes, but at most {MOST_PROCESSES} are started on "

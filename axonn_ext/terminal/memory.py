@@ -1,4 +1,4 @@
-"""Says whether this host has the memory that a command needs at least."""
+"""Says whether this host has the least memory that a command needs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from axonn_ext.kernels import host
 
 
 def memory_problem(what: str, num_bytes: float, device: str) -> str:
-    """Says why the ranks of this host cannot have that many bytes together; "" if they can."""
+    """Says that this host cannot hold that many bytes over all its ranks; "" if it can."""
     there = _device_bytes(device)
     if num_bytes <= there:
         return ""

@@ -1,4 +1,4 @@
-"""Rows that a command shows and writes as soon as it knows them, so that none is lost."""
+"""Rows that a command shows and writes as soon as they are known, so that none is lost."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from axonn_ext.terminal.files import write_text, writing
 
 
 class RowsFile:
-    """A JSON file that is written again after each row, and is whole at any time.
+    """A JSON file that is rewritten after each row, and is complete at any time.
 
-    It is written under another name and renamed, so what a run that is killed has written stays
-    readable. What cannot be replaced (a pipe, a link, a file in a folder without write permission,
-    another user's file in /tmp) gets the last content when the `with` block ends. If `path` is
-    None, nothing is written.
+    It is written under another name and renamed, so it stays readable if the run is killed. A file
+    that cannot be replaced (a pipe, a link, a file in a folder without write permission, another
+    user's file in /tmp) gets the last content when the `with` block ends. If `path` is None,
+    nothing is written.
 
     `write` raises TrainingError, which names the option, if the file cannot be written.
     """
@@ -72,7 +72,7 @@ def is_replaceable(path: Path) -> bool:
 
 
 def _is_protected(path: Path) -> bool:
-    """Whether the file is another user's in a sticky folder, such as /tmp, so cannot be renamed."""
+    """Whether it is another user's file in a sticky folder such as /tmp, so cannot be renamed."""
     if not path.exists():
         return False
     folder = path.parent.stat()
@@ -89,13 +89,13 @@ class Column:
     is_number: bool = False
 
     def cell(self, text: str) -> str:
-        """Returns the text, filled with spaces to the width of the column."""
+        """Returns the text, padded with spaces to the width of the column."""
         width = max(self.width, len(self.title))
         return text.rjust(width) if self.is_number else text.ljust(width)
 
 
 class RowsTable:
-    """A table whose rows are printed one by one, so that its widths are known before its cells.
+    """A table whose rows are printed one by one, so its widths must be known before its cells.
 
     Text of unknown width belongs in the last column.
     """

@@ -1,4 +1,4 @@
-"""`--grid auto`: chooses the fastest grid, by the planner, for the rest of the configuration."""
+"""`--grid auto`: has the planner choose the fastest grid for the rest of the configuration."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ _OTHER_GPUS, _CPUS = "ethernet", "host"
 
 @dataclass(frozen=True)
 class Choice:
-    """The chosen grid, the planner's estimate for it and the machine it was made for.
+    """The chosen grid, the planner's estimate for it, and the machine the estimate assumes.
 
-    note: tells the user why this machine was assumed.
+    note: tells the user why this machine is assumed.
     """
 
     grid: GridShape
@@ -48,7 +48,7 @@ class Choice:
 def choose_grid(config: Config, *, world_size: int, machine: str | None) -> Choice:
     """Returns the fastest grid of `world_size` ranks; everything but the grid stays as configured.
 
-    machine: the name or the file of a machine; None: the one that `machine_here` returns.
+    machine: name or file of a machine; None: the result of `machine_here`.
 
     Raises: UserError, which says what would fit, if no grid fits.
     """
@@ -69,9 +69,9 @@ def choose_grid(config: Config, *, world_size: int, machine: str | None) -> Choi
 
 
 def make_request(config: Config, world_size: int, machine: Machine) -> Request:
-    """Returns a request to the planner in which only the grid is searched.
+    """Returns a planner request that searches only over grids.
 
-    Raises ValueError for sizes that do not fit each other.
+    Raises ValueError for incompatible sizes.
     """
     _, model = text_and_model(config, sources_of(config))
     train, parallel = config.train, config.parallel
@@ -94,9 +94,9 @@ def make_request(config: Config, world_size: int, machine: Machine) -> Request:
 def machine_here(device: str, dtype: str, world_size: int) -> tuple[Machine, str]:
     """Returns the machine to plan for, and a note for the user.
 
-    It is the machine that `axonn-ext bench links` measured here, if it was measured for such a job;
-    the note is then "". Otherwise it is a known machine with such devices, or a generic one, with
-    the memory of this host. Raises InputError for an invalid file of the measured machine.
+    If `axonn-ext bench links` measured this machine for such a job, it is that one, and the note is
+    "". Otherwise it is a known machine with such devices, or a generic one, with the memory of this
+    host. Raises InputError if the measured machine's file is invalid.
     """
     notes = []
     file = measured_file()
@@ -116,7 +116,7 @@ def machine_here(device: str, dtype: str, world_size: int) -> tuple[Machine, str
 
 
 def _mismatch(measured: Machine, device: str, dtype: str, world_size: int) -> str:
-    """Says why the measured machine does not fit such a job; "" if it does."""
+    """Returns why the measured machine does not fit such a job; "" if it does."""
     if measured.device != device:
         return f"is of {measured.device}, not {device}"
     if dtype not in measured.peak_flops:
@@ -127,14 +127,14 @@ def _mismatch(measured: Machine, device: str, dtype: str, world_size: int) -> st
 
 
 def _memory_bytes(device: str, ranks_here: int) -> int:
-    """Returns the memory of one rank, if so many share this host."""
+    """Returns the memory available to each of `ranks_here` ranks on this host."""
     if device == "cuda":
         return int(torch.cuda.get_device_properties(0).total_memory)
     return host.memory_bytes() // ranks_here
 
 
 def _with_memory(machine: Machine, memory_bytes: int) -> Machine:
-    """Returns the same machine with that memory.
+    """Returns the same machine with the given memory.
 
     If this is less memory, the reserved part shrinks in proportion.
     """

@@ -1,4 +1,4 @@
-"""The batches of a run: each row group's share of them, and the labels in them."""
+"""The batches of a run: each row group's share, and the number of labels."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from axonn_ext.train.config import Config
 
 
 def row_group(grid: Grid) -> RowGroup:
-    """Returns the row group of this rank's data and z coordinates, whose sequences it reads."""
+    """Returns this rank's row group (its data and z coordinates), which decides what it reads."""
     num_z = grid.size("z")
     return RowGroup(grid.coords["data"] * num_z + grid.coords["z"], grid.size("data") * num_z)
 
@@ -35,7 +35,7 @@ def row_group(grid: Grid) -> RowGroup:
 def make_batches(
     config: Config, corpus: Corpus | Examples, group: RowGroup
 ) -> tuple[Batches, Evaluation | None]:
-    """Returns a row group's share of the batches for training and, if asked for, evaluation.
+    """Returns a row group's share of the batches for training and, if enabled, evaluation.
 
     Raises: ValueError if the text is too short.
     """
@@ -76,7 +76,7 @@ def packed_batches(config: Config, examples: Examples, group: RowGroup) -> Packe
 
 @contextmanager
 def reading(config: Config) -> Iterator[None]:
-    """Must enclose the reading of batches; turns errors of files into TrainingError."""
+    """Wraps the reading of batches; turns file errors into TrainingError."""
     try:
         yield
     except ValueError as error:
@@ -84,16 +84,16 @@ def reading(config: Config) -> Iterator[None]:
 
 
 def count_labels(batches: Sequence[Batch], grid: Grid, *, device: str) -> float:
-    """Returns the labels of a step's micro-batches on all ranks, equal on all ranks.
+    """Returns the number of labels in a step's micro-batches over all ranks, equal on all ranks.
 
-    batches: those of this rank's row group. device: of the groups' collectives. Collectives: an
-    all-reduce of one int64 over z, and one over data, for which the host waits.
+    batches: this rank's row group's. device: where the collectives run. Collectives: an all-reduce
+    of one int64 over z and one over data; the host waits for them.
     """
     count = torch.tensor(0, dtype=torch.int64)
     for batch in batches:
         count += (batch.labels != IGNORE_INDEX).sum()
     total = count.reshape(1).to(device)
     for axis in ("z", "data"):
-        # Of one number, whatever the run's algorithm is: nothing is left to fuse or to measure.
+        # One number: whatever the run's algorithm is, there is nothing to fuse or to measure.
         total = collectives.all_reduce(total, grid.axis(axis), algorithm="sequential")
     return float(total)

@@ -1,4 +1,4 @@
-"""The checkpoints of a training run: when they are saved, and how a run goes on from one."""
+"""The checkpoints of a training run: when they are saved, and how a run resumes from one."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ from axonn_ext.train.export import ORIGINS, Origins
 from axonn_ext.train.job import Job
 
 FAREWELL_SECONDS = 10.0
-# Keys in the `extra` of a checkpoint, next to those of `export`: the state of the scaler, and how
-# many sequences were read.
+# Keys in a checkpoint's `extra`, next to those of `export`: the scaler's state and the number of
+# sequences read.
 _LOSS_SCALER, _SEQUENCES = "loss_scaler", "sequences"
 
 
 def find_resumed(config: Config, folder: Path) -> str:
-    """Returns the checkpoint from which a run goes on; "" if there is none.
+    """Returns the checkpoint from which a run resumes; "" if there is none.
 
-    Raises UserError if the one that was asked for is not there, or with AUTO if there are some of
-    which none can be read.
+    Raises UserError if the requested one does not exist, or with AUTO if there are checkpoints but
+    none can be read.
     """
     asked = config.checkpoint.resume
     checkpoints = CheckpointFolder(folder / CHECKPOINTS)
@@ -48,10 +48,10 @@ def find_resumed(config: Config, folder: Path) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Resumed:
-    """From where a run goes on: the step and the grid of the run that was saved.
+    """Where a run resumes: the step and the grid of the saved run.
 
-    shift: the sequences that were read more than so many steps read now (data.Batches). notes: what
-    differs from that run.
+    shift: number of sequences read so far beyond what the same number of steps would read now
+    (data.Batches). notes: differences from the saved run.
     """
 
     step: int
@@ -61,9 +61,9 @@ class Resumed:
 
 
 class RunCheckpoints:
-    """Saves a run's checkpoints as its configuration asks, and reads the one it begins with.
+    """Saves a run's checkpoints as configured, and reads the one it resumes from.
 
-    say: shows a line to the user; only rank 0 has one.
+    say: shows a line to the user; set on rank 0 only.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class RunCheckpoints:
             )  # fmt: skip
 
     def resume(self, path: Path) -> Resumed:
-        """Reads a checkpoint. Raises UserError if it is damaged, or of another model."""
+        """Reads a checkpoint. Raises UserError if it is damaged or belongs to another model."""
         try:
             extra = load(path, model=self._module, optimizer=self._optimizer, options=False)
         except CheckpointError as error:
@@ -95,7 +95,7 @@ class RunCheckpoints:
             raise UserError(
                 f"checkpoint.resume: {path} was not saved by axonn-ext train: it has no step"
             ) from None
-        # A run in another dtype has left no loss scale: this one begins with its own.
+        # A run in another dtype has left no loss scale: this one starts with the configured one.
         if self._scaler is not None and _LOSS_SCALER in extra:
             try:
                 self._scaler.load_state_dict(extra[_LOSS_SCALER])
@@ -106,7 +106,7 @@ class RunCheckpoints:
         return Resumed(step, self._shift, grid, list(differences(saved, as_json(config))))
 
     def after_step(self, done: int, *, last: bool) -> None:
-        """Saves after a step if one is due. An earlier save that failed is shown."""
+        """Saves after a step if a checkpoint is due. Reports an earlier save that failed."""
         if self._saver is None or not (last or done % self._interval == 0):
             return
         extra: dict[str, Any] = {
@@ -140,7 +140,7 @@ class RunCheckpoints:
             self._saver.wait()
 
     def close_after_failure(self) -> None:
-        """Lets a save under way end, if it does so soon: a peer may never write its part."""
+        """Waits briefly for a save in progress: a peer may never write its part."""
         if self._saver is not None:
             with suppress(Exception):  # the error of the run is the one to show
                 self._saver.wait(FAREWELL_SECONDS)

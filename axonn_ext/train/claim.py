@@ -1,4 +1,4 @@
-"""Claims the folder of a run for one job, so that no other one removes what it writes."""
+"""Claims the folder of a run for one job, so that no other job removes its files."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from axonn_ext.spec.files.files import open_new, read_json
 from axonn_ext.terminal.errors import UserError
 
 CLAIM = ".job.json"  # in the folder, while a job writes there
-ALIVE_SECONDS = 10.0  # so often a job touches its claim
-SILENT_SECONDS = 60.0  # a job on another host has ended that has not touched it for so long
-_TRIES = 10  # to take over a claim, while other jobs try the same
+ALIVE_SECONDS = 10.0  # how often a job touches its claim
+SILENT_SECONDS = 60.0  # a job on another host that has not touched its claim for this long is over
+_TRIES = 10  # attempts to take over a claim while other jobs try the same
 _NO_LINKS = (errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP, errno.EMLINK)
 
 
@@ -29,9 +29,9 @@ _NO_LINKS = (errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP, errno.EMLINK)
 class Owner:
     """A process that writes into a folder.
 
-    place    the boot and the namespace that its pid belongs to, which hosts do not share
-    started  when the process did, in the system's ticks since boot, since pids are used again
-    since    the date, for people
+    place    the boot and namespace in which its pid is valid, unique to a host
+    started  start time of the process in the system's ticks since boot, as pids are reused
+    since    the date, for display
     """
 
     host: str
@@ -48,7 +48,7 @@ class Owner:
 
     @classmethod
     def read(cls, path: Path) -> Owner | None:
-        """The process that a file names; None if there is none, or nobody can tell which."""
+        """The process that a file names; None if the file is missing or unreadable."""
         try:
             values = read_json(path)
             return cls(**{key: kind(values[key]) for key, kind in _FIELDS.items()})
@@ -57,12 +57,12 @@ class Owner:
 
     @property
     def is_here(self) -> bool:
-        """Whether its pid is one of this place's."""
+        """Whether its pid is valid in this place."""
         return bool(self.place) and self.place == _place()
 
     @property
     def has_ended(self) -> bool:
-        """Whether a process of this place has."""
+        """Whether the process, one of this place, has ended."""
         return _started(self.pid) != self.started and not _is_hidden(self.pid)
 
 
@@ -78,9 +78,9 @@ def _place() -> str:
 
 
 def _started(pid: int) -> str:
-    """Returns when a process has started; "" if there is none."""
+    """Returns the start time of a process; "" if there is no such process."""
     try:
-        # The name before it is in parentheses, and may have spaces and parentheses in it.
+        # The name before it is in parentheses, and may itself contain spaces and parentheses.
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
         return ""
@@ -88,7 +88,7 @@ def _started(pid: int) -> str:
 
 
 def _is_hidden(pid: int) -> bool:
-    """Whether there is a process of another user, of which /proc may show nothing."""
+    """Whether the pid is that of another user's process, which /proc may hide."""
     try:
         os.kill(pid, 0)
     except PermissionError:
@@ -100,14 +100,14 @@ def _is_hidden(pid: int) -> bool:
 
 @contextmanager
 def claimed(folder: Path) -> Iterator[Callable[[], None]]:
-    """Claims the folder, which is made, for this process; at the end it is free again.
+    """Creates the folder and claims it for this process until the block ends.
 
-    Yields what frees it before: for a process that ends at once.
+    Yields a function that releases it early, for a process that exits immediately.
 
-    The claim is a file that is made by a hard link, which file systems on a network do atomically,
-    too; their locks cannot be relied on. That of a job that has ended is taken over. A job of
-    another host has if it does not touch its claim for SILENT_SECONDS; this process looks for so
-    long. Raises UserError, which names the other job.
+    The claim is a file created by a hard link, which is atomic on network file systems too, unlike
+    their locks, which cannot be relied on. The claim of a job that has ended is taken over. A job
+    on another host counts as ended if it does not touch its claim for SILENT_SECONDS, for which
+    this process waits. Raises UserError, which names the other job.
     """
     path, owner = folder / CLAIM, Owner.this()
     try:
@@ -138,7 +138,7 @@ def claimed(folder: Path) -> Iterator[Callable[[], None]]:
 
 
 def _keep(path: Path, owner: Owner, ended: threading.Event) -> None:
-    """Touches the claim, as long as it is this process's."""
+    """Touches the claim for as long as this process owns it."""
     while not ended.wait(ALIVE_SECONDS) and Owner.read(path) == owner:
         with suppress(OSError):
             os.utime(path)
@@ -177,7 +177,7 @@ def _remove_ended(folder: Path, path: Path) -> None:
     """Removes the claim of a job that has ended. Raises UserError for any other."""
     owner = Owner.read(path)
     if owner is None and not path.exists():
-        return  # it has just been removed
+        return  # just removed
     ended = owner.has_ended if owner is not None and owner.is_here else _is_silent(path)
     if not ended:
         who = "another job" if owner is None else f"pid {owner.pid} on {owner.host}"
@@ -188,15 +188,15 @@ def _remove_ended(folder: Path, path: Path) -> None:
         )
     aside = path.with_name(f".job-{uuid.uuid4().hex}.partial")
     with suppress(FileNotFoundError):
-        path.rename(aside)  # of several jobs that try it, one succeeds
-        if Owner.read(aside) != owner:  # another one has taken it over before
+        path.rename(aside)  # if several jobs try, one succeeds
+        if Owner.read(aside) != owner:  # another job was faster
             with suppress(FileExistsError):
                 os.link(aside, path)
         aside.unlink()
 
 
 def _is_silent(path: Path) -> bool:
-    """Whether nobody touches the claim for SILENT_SECONDS, in which this process waits."""
+    """Waits up to SILENT_SECONDS; returns whether nobody touched the claim meanwhile."""
     deadline, before = time.monotonic() + SILENT_SECONDS, _touched(path)
     while time.monotonic() < deadline:
         time.sleep(min(1.0, SILENT_SECONDS))
@@ -206,9 +206,9 @@ def _is_silent(path: Path) -> bool:
 
 
 def _touched(path: Path) -> int | None:
-    """Returns when the claim was touched, by the clock of its file system; None if it is gone."""
+    """Returns when the claim was last touched, by its file system's clock; None if it is gone."""
     try:
-        with path.open("rb") as file:  # a network's file system asks its server when one is opened
+        with path.open("rb") as file:  # opening makes a network file system ask its server
             return os.fstat(file.fileno()).st_mtime_ns
     except FileNotFoundError:
         return None

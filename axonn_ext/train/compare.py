@@ -52,9 +52,9 @@ class Comparison:
 
 
 def compare(folder: Path, reference: Path) -> Comparison:
-    """Compares the run in `folder` to the one in `reference`.
+    """Compares the run in `folder` with the one in `reference`.
 
-    Raises: UserError when either has no metrics or they have no step in common.
+    Raises: UserError if either has no metrics or they have no step in common.
     """
     run, other = read_metrics(folder), read_metrics(reference)
     expected = {m.step: m.loss for m in other.steps}

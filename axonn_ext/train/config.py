@@ -1,6 +1,6 @@
 """The configuration of a training run, with a frozen dataclass for each table of the TOML file.
 
-A table whose keys are options of axonn_ext.spec is the dataclass of these options, or adds keys.
+A table whose keys are options of axonn_ext.spec reuses or extends the dataclass of these options.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ AUTO = "auto"  # of [train] device and verify, and of [checkpoint] resume
 
 
 def _usual(name: str) -> Any:
-    """Declares a key of a model again, with the default of the trainer."""
+    """Redeclares a key of a model with the trainer's default."""
     return field(default=getattr(DEFAULT_MODEL, name), metadata={"key": keys_of(ModelSizes)[name]})
 
 
 @dataclass(frozen=True)
 class ModelTable(ModelSizes):
-    """The model, which the text's vocabulary completes."""
+    """The model; its vocabulary size may come from the text."""
 
     implementation: str = key(
         "axonn", "modules of the model: axonn, or plain (torch.nn, in one process)",
@@ -46,7 +46,7 @@ class ModelTable(ModelSizes):
     num_heads: int = _usual("num_heads")
     sequence_length: int = _usual("sequence_length")
     pretrained: str = key(
-        "", "Hugging Face folder to start from; it sets the keys of the model but sequence_length"
+        "", "Hugging Face folder to start from; sets all keys of the model but sequence_length"
     )
 
 
@@ -66,10 +66,10 @@ class DataTable:
         "", "bytes, or a file of the tokenizers library; empty: model.pretrained's, or bytes"
     )
     max_bytes: int = key(
-        0, "most bytes to read of each text; 0: all of it (8 MB of Python's sources)", minimum=0
+        0, "maximum bytes to read of each text; 0: all (8 MB of Python's sources)", minimum=0
     )
     epochs: int = key(
-        0, "most epochs that train.steps may read, with order examples; 0: no limit", minimum=0
+        0, "maximum epochs that train.steps may read (order examples); 0: no limit", minimum=0
     )
     held_out: float = key(
         0.05, "fraction at the end of the data, for evaluation only", minimum=0, maximum=0.9
@@ -85,7 +85,7 @@ class DataTable:
 
 @dataclass(frozen=True)
 class LoraTable:
-    """Low-rank adapters, which train alone."""
+    """Low-rank adapters; nothing else is trained."""
 
     rank: int = key(0, "rank of the adapters; 0: no adapters, all parameters train", minimum=0)
     alpha: float = key(16.0, "numerator of the LoRA scale alpha / rank", above=0)
@@ -97,7 +97,7 @@ class LoraTable:
 
 @dataclass(frozen=True)
 class GoldfishTable(Goldfish):
-    """Goldfish loss: targets that are never learned, so that no text is repeated word for word."""
+    """Goldfish loss: never learns some targets, so that no text is repeated word for word."""
 
     k: int = key(
         0, "Goldfish loss leaves out about one target in this many; 0: plain loss",
@@ -173,10 +173,10 @@ class TrainTable:
 
 @dataclass(frozen=True)
 class OverlapTable(Overlap):
-    """Collectives of weights (z) and gradients (z, data) that run beside computation."""
+    """Collectives of weights (z) and gradients (z, data) that overlap with computation."""
 
     mode: str = key(
-        "off", "on: gather weights ahead, and sum gradients behind backward; off: do neither",
+        "off", "on: gather weights ahead, and sum gradients during backward; off: do neither",
         choices=("off", "on"),
     )  # fmt: skip
 
@@ -192,7 +192,7 @@ class PipelineTable(PipelineOptions):
 
 @dataclass(frozen=True)
 class CheckpointTable:
-    """What a run saves of itself, in the folder checkpoints of its own."""
+    """Checkpoints of a run, saved in the subfolder checkpoints of its folder."""
 
     interval: int = key(0, "steps between checkpoints; 0: no checkpoints", minimum=0)
     keep_last: int = key(2, "number of latest checkpoints to keep", minimum=1)
@@ -244,7 +244,7 @@ class Config:
         return self.train.batch_size * self.model.sequence_length
 
     def model_config(self, vocab_size: int) -> ModelConfig:
-        """Returns the model with that vocabulary. Raises ValueError for sizes that do not fit."""
+        """Returns the model with that vocabulary size. Raises ValueError for incompatible sizes."""
         sizes = {name: getattr(self.model, name) for name in keys_of(ModelConfig)}
         return ModelConfig(**sizes | {"vocab_size": vocab_size})
 
@@ -257,11 +257,11 @@ class Config:
         return self.goldfish if self.goldfish.k else None
 
     def overlap_options(self) -> Overlap | None:
-        """Returns the options of overlap; None if it is off and the ops issue all collectives."""
+        """Returns the overlap options; None if overlap is off and the ops issue all collectives."""
         return self.overlap if self.overlap.mode == "on" else None
 
     def stages(self, model: ModelConfig) -> Stages:
-        """Returns which blocks each stage has. Raises ValueError if they do not fit the model."""
+        """Returns the blocks of each stage. Raises ValueError if they do not fit the model."""
         pipe, chunks, asked = self.grid.pipe, self.pipeline.chunks, self.pipeline.blocks
         if not asked:
             return Stages.balanced(model, pipe, chunks)

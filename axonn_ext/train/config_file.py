@@ -23,7 +23,7 @@ Tables = dict[str, dict[str, Any]]
 
 @dataclass(frozen=True)
 class Override:
-    """One `--table.key value` of the command line, whose value is still text."""
+    """One `--table.key value` of the command line; the value is still text."""
 
     key: str
     text: str
@@ -36,9 +36,9 @@ def load_config(
     overrides: tuple[Override, ...] = (),
     option: str = "--config",
 ) -> Config:
-    """Returns the defaults, changed by the file, by `grid` (all five axes) and by the overrides.
+    """Returns the defaults, updated from the file, then `grid` (all five axes), then the overrides.
 
-    Each of these replaces values of those before it. option: the option that named the file.
+    option: the command-line option that named the file.
 
     Raises: UserError with all problems.
     """
@@ -95,7 +95,7 @@ def _apply(tables: Tables, override: Override, problems: list[str]) -> None:
 
 
 def _set(tables: Tables, dotted: str, value: Any, source: str, problems: list[str]) -> None:
-    """Puts a value into its table if it is legal; otherwise adds to the problems what is wrong."""
+    """Stores a legal value in its table; otherwise adds a message to the problems."""
     key = _find(dotted)
     if key is None:
         problems.append(_unknown(dotted, source))
@@ -139,7 +139,7 @@ def _find(dotted: str) -> Key | None:
 
 
 def _unknown(dotted: str, source: str) -> str:
-    """Returns the message for a key that does not exist, with the most similar one that does."""
+    """Returns the message for an unknown key, with the most similar known one."""
     tables = {name: list(keys_of(table)) for name, table in _tables().items()}
     every = [f"{table}.{name}" for table, names in tables.items() for name in names]
     table = dotted.partition(".")[0]
@@ -156,7 +156,7 @@ def _shown(value: Any) -> str:
 
 
 def toml_value(value: Any) -> str:
-    """Returns a value of a key as TOML has it, and 0 for None."""
+    """Returns a key's value in TOML; None becomes 0."""
     if value is None:
         return "0"
     if isinstance(value, bool):

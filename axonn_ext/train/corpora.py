@@ -1,4 +1,4 @@
-"""What a run reads: its sources, their vocabulary and what is wrong with them."""
+"""What a run reads: its sources and their vocabulary, and checks of both."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Text:
 
 
 def sources_of(config: Config) -> tuple[Source, ...]:
-    """Returns the sources that a configuration names. Raises ValueError, with the key."""
+    """Returns the sources that a configuration names. Raises ValueError, which names the key."""
     data = config.data
     try:
         return find_sources(data.text, data.mixture)
@@ -60,9 +60,9 @@ def sources_of(config: Config) -> tuple[Source, ...]:
 
 
 def text_problems(config: Config, text: Text) -> list[str]:
-    """Returns problems with the sources that show without reading them.
+    """Returns problems with the sources that can be found without reading them.
 
-    This includes whether they are long enough, but for text whose tokens are not bytes.
+    This includes sources that are too short, except text whose tokens are not bytes.
     """
     problems: list[str] = []
     if config.data.order == EXAMPLES:  # any length will do
@@ -79,9 +79,9 @@ def text_problems(config: Config, text: Text) -> list[str]:
 
 
 def text_and_model(config: Config, sources: tuple[Source, ...]) -> tuple[Text, ModelConfig]:
-    """Opens the vocabulary, and describes the model for it.
+    """Returns the sources with their vocabulary, and the model config for it.
 
-    Raises ValueError for sizes that do not fit each other, or a vocabulary that does not exist.
+    Raises ValueError for incompatible sizes or a vocabulary that does not exist.
     """
     pretrained = _read_pretrained(config) if config.model.pretrained else None
     size = config.model.vocab_size if pretrained is None else pretrained.vocab_size
@@ -97,7 +97,7 @@ def text_and_model(config: Config, sources: tuple[Source, ...]) -> tuple[Text, M
 
 
 def _read_pretrained(config: Config) -> ModelConfig:
-    """Returns the model of model.pretrained. Raises ValueError if other keys contradict it."""
+    """Returns the config of model.pretrained. Raises ValueError if other keys contradict it."""
     table, default = config.model, ModelTable()
     free = ("pretrained", "implementation", "sequence_length")
     for key in fields(table):
@@ -130,15 +130,15 @@ def _vocab_size(config: Config, text: Text) -> int:
             name = text.vocabulary.name
         raise ValueError(
             f"model.vocab_size: expected at least {needed}, the tokens of {name}, got {asked}; 0 "
-            "takes what is needed"
+            "uses the required size"
         )
     return asked or padded_size(needed)
 
 
 def load(config: Config, text: Text, vocab_size: int) -> Corpus | Examples:
-    """Opens the sources, and reads those that are text.
+    """Opens all sources, and reads those that are text.
 
-    vocab_size: of the model. Raises UserError if a source is too short or does not fit it.
+    vocab_size: the model's. Raises UserError if a source is too short or has larger token ids.
     """
     data = config.data
     if data.order == EXAMPLES:
@@ -163,7 +163,7 @@ def load(config: Config, text: Text, vocab_size: int) -> Corpus | Examples:
 def examples_of(config: Config, text: Text, vocab_size: int) -> Examples:
     """Reads the examples of a configuration: lines of text, or the documents of token files.
 
-    Raises UserError for what is no example.
+    Raises UserError for anything that is not an example.
     """
     data, source = config.data, text.sources[0]
     if data.mixture or not data.text:
@@ -187,7 +187,7 @@ def examples_of(config: Config, text: Text, vocab_size: int) -> Examples:
 
 
 def _prompts(config: Config, vocabulary: Vocabulary, vocab_size: int) -> Prompts:
-    """Returns what encodes a run's examples. Raises UserError if it cannot, for this model."""
+    """Returns the encoder of a run's examples. Raises UserError if it does not fit the model."""
     from axonn_ext.data import Prompts  # loads jinja2
 
     pretrained = config.model.pretrained
@@ -217,7 +217,7 @@ def _date(config: Config) -> date | None:
 
 
 def _check_epochs(config: Config, examples: Examples) -> None:
-    """Raises UserError if a step would come after data.epochs, and so have nothing to learn."""
+    """Raises UserError if some steps would come after data.epochs and have nothing to learn."""
     epochs, steps = config.data.epochs, config.train.steps
     if not epochs:
         return
@@ -230,7 +230,7 @@ def _check_epochs(config: Config, examples: Examples) -> None:
 
 
 class _Sizes(NamedTuple):
-    """Of the parts of a source; the note says why there is nothing to train on."""
+    """The sizes of a source's parts; the note says why there is nothing to train on."""
 
     train: int
     held_out: int
@@ -240,9 +240,9 @@ class _Sizes(NamedTuple):
 def _sizes(
     config: Config, vocabulary: Vocabulary | StoredVocabulary, source: Source
 ) -> _Sizes | None:
-    """Returns the sizes of the parts for training and evaluation, of text in bytes.
+    """Returns the sizes of the parts for training and evaluation; for text, in bytes.
 
-    None: that would need the text. Raises ValueError for a source that cannot be read.
+    None if the text would have to be read. Raises ValueError for a source that cannot be read.
     """
     data = config.data
     if not source.is_text:

@@ -1,4 +1,4 @@
-"""In which keys the ranks of a run may differ, and in which a run may from the one it continues."""
+"""Keys that may differ between the ranks of a run, or between a run and the one it continues."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from axonn_ext.train.config import Config
 from axonn_ext.train.config_file import toml_value
 from axonn_ext.train.job import Job
 
-# Keys that may differ between ranks, and why. All others are compared as they stand, and so are the
-# settings but AXONN_CACHE_DIR (spec/settings.py), and the versions (ranks/meeting.py).
+# Keys that may differ between ranks, and why. All others are compared verbatim, and so are the
+# settings except AXONN_CACHE_DIR (spec/settings.py), and the versions (ranks/meeting.py).
 _ELSEWHERE = "the path may differ between hosts; the contents are compared"
 MAY_DIFFER: Mapping[str, str] = {
     "data.text": _ELSEWHERE,
@@ -27,21 +27,21 @@ MAY_DIFFER: Mapping[str, str] = {
     "train.machine": "only rank 0 uses it, for the rates that it reports",
     "train.threads": "hosts may have different processors",
 }
-# Tables and keys that may differ between a run and the one that goes on from it.
+# Tables and keys that may differ between a run and the one that continues it.
 _FREE_TABLES = ("grid", "parallel", "overlap", "pipeline", "checkpoint")
 _FREE_KEYS = {
     *("train.threads", "train.device", "train.verify", "train.eval_interval"),
     *("train.eval_batches", "train.micro_batches"),
     *("optim.zero", "optim.offload", "optim.bucket_elements", "optim.offload_folder"),
 }
-_EFFECTS = {  # of a change on what is read
-    "train.batch_size": ": it goes on with the sequences behind those that were read",
+_EFFECTS = {  # how a change affects what is read
+    "train.batch_size": ": it continues with the sequences after those already read",
     "model.sequence_length": ": the text is cut anew, so that some of it is read again, some never",
 }
 
 
 def shared_values(job: Job, corpus: Corpus | Examples) -> dict[str, str]:
-    """Returns what must be equal on all ranks, by the names that messages show.
+    """Returns the values that must be equal on all ranks, by the names used in messages.
 
     Raises UserError if a file of the corpus is damaged.
     """
@@ -68,20 +68,20 @@ def shared_values(job: Job, corpus: Corpus | Examples) -> dict[str, str]:
 
 
 def as_json(config: Config) -> dict[str, Any]:
-    """Returns the values of all keys by table, as TOML has them: 0 stands for None."""
+    """Returns the values of all keys by table, as in TOML: 0 stands for None."""
     return dataclasses.asdict(
         config, dict_factory=lambda items: {key: 0 if v is None else v for key, v in items}
     )
 
 
 def differences(saved: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
-    """Yields each key whose value changes what is computed, and is another one now."""
+    """Yields a line for each key that affects the computation and has changed."""
     defaults = as_json(Config())
     for table, values in now.items():
         if table in _FREE_TABLES:
             continue
         for key, value in values.items():
-            # A key that the saved run did not know yet had the effect of its default.
+            # A key that did not exist yet when the run was saved had the effect of its default.
             before = saved.get(table, {}).get(key, defaults[table][key])
             free = f"{table}.{key}" in _FREE_KEYS
             if key == "steps":  # the cosine ends there

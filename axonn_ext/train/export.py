@@ -1,4 +1,4 @@
-"""Writes the model of a run or of a checkpoint as transformers loads it, with its tokenizer."""
+"""Writes the model of a run or checkpoint in transformers' format, with its tokenizer."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ ORIGINS = "origins"  # the key of a checkpoint for what follows
 
 @dataclass(frozen=True)
 class Origins:
-    """Where a run has its model and its tokenizer from.
+    """Where a run's model and tokenizer come from.
 
-    pretrained    the folder of the model; "": it was trained from nothing
-    tokenizer     its file, or "bytes"; "": that of the model, or none that is known
+    pretrained    the folder of the model; "": trained from scratch
+    tokenizer     its file, or "bytes"; "": the model's, or unknown
     """
 
     pretrained: str
@@ -48,7 +48,7 @@ class Origins:
 
     @classmethod
     def of(cls, job: Job) -> Origins:
-        """Returns those of a run, as paths that hold in any working directory."""
+        """Returns a run's origins, as paths that are valid in any working directory."""
         base, name = job.config.model.pretrained, job.config.data.vocabulary
         if isinstance(job.text.vocabulary, StoredVocabulary):
             name = ""
@@ -58,13 +58,13 @@ class Origins:
 
     @classmethod
     def saved(cls, extra: Mapping[str, Any]) -> Origins:
-        """Returns those that a checkpoint names; those of older runs are in the configuration."""
+        """Returns a checkpoint's origins; older runs have them in the configuration."""
         if ORIGINS in extra:
             return cls(**extra[ORIGINS])
         return cls(extra.get("config", {}).get("model", {}).get("pretrained", ""), "")
 
     def found(self, like: Path | None) -> Origins:
-        """Returns these, or a copy of them in the folder `like`. Raises CheckpointError if none."""
+        """Returns these origins, or the copy in `like`. Raises CheckpointError if not found."""
         place = self
         if like is not None:
             tokenizer = self.tokenizer if self.tokenizer in ("", BYTES) else str(like / TOKENIZER)
@@ -72,17 +72,16 @@ class Origins:
         for name in (place.pretrained, place.tokenizer):
             if name not in ("", BYTES) and not (is_folder(Path(name)) or is_file(Path(name))):
                 raise CheckpointError(
-                    f"the run began with {name}, whose tokenizer and special tokens belong to what "
-                    "is exported, but it is not there; bring it back, or give --like FOLDER with a "
-                    "copy"
+                    f"the run began with {name}, whose tokenizer and special tokens belong to the "
+                    "export, but it is not there; bring it back, or give --like FOLDER with a copy"
                 )
         return place
 
 
 def save_trained(job: Job, module: nn.Module, folder: Path, *, rank: int) -> Path | None:
-    """Writes a model that began as a pretrained one; returns where. All ranks call it.
+    """Writes a model that began as a pretrained one; returns its folder. All ranks call it.
 
-    folder: of the run. Raises TrainingError if that fails.
+    folder: the run's. Raises TrainingError if writing fails.
     """
     lora, base = job.config.lora.rank > 0, job.config.model.pretrained
     if not base or not isinstance(module, Transformer):
@@ -97,7 +96,7 @@ def save_trained(job: Job, module: nn.Module, folder: Path, *, rank: int) -> Pat
         else:
             tokenizer = Origins.of(job).tokenizer or None
             axonn_ext.save_pretrained(module, fresh, like=base, tokenizer=tokenizer)
-        if rank == 0:  # a run that this one goes on with may have written one
+        if rank == 0:  # the run that this one continues may have written one
             remove(saved)
             fresh.rename(saved)
     except (InputError, OSError) as error:
@@ -110,12 +109,12 @@ def export(
 ) -> ModelConfig:
     """Writes the model to a new folder as `save_pretrained` does; returns its description.
 
-    like: a folder in place of that with which the run began, if it is no longer there. strict: what
-    the run began with must be there; otherwise it is left out.
+    like: a copy of the folder that the run started from, if that one no longer exists. strict: the
+    files that the run started from must exist; otherwise missing ones are left out.
 
-    The whole model is in memory, in the given dtype, with the updates of its adapters, if it has
-    any. Raises CheckpointError for a checkpoint that is damaged or that `axonn-ext train` did not
-    write, UserError for adapters whose lora.start is not there, and InputError for the folder.
+    Holds the whole model in memory, in the given dtype, with its adapters, if any, merged. Raises
+    CheckpointError for a checkpoint that is damaged or that `axonn-ext train` did not write,
+    UserError for adapters whose lora.start does not exist, and InputError for the folder.
     """
     manifest = read_manifest(checkpoint)
     extra = manifest.extra

@@ -1,4 +1,4 @@
-"""Measures how long steps wait for communication, and how much time overlap saves."""
+"""Measures how long steps wait for communication and how much time overlap saves."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from axonn_ext.ranks.tracing import waited_seconds
 from axonn_ext.spec.grid import AXES
 from axonn_ext.terminal.files import writing
 
-# These steps run alternately with and without overlap. The first step is left out, because it also
-# does what happens only once.
+# These steps run alternately with and without overlap. The first step is left out, because it
+# includes one-time work.
 _FIRST_COMPARED, _LAST_COMPARED = 2, 9
 _NUM_PROFILED = 3
 _Mark = float | torch.Event  # a float on the CPU, an event on a GPU
@@ -30,10 +30,10 @@ class Exposure:
     """Watches the steps of one rank, counted from 1.
 
     If overlap is on and the run has 10 steps or more, steps 2, 4, 6 and 8 wait for every collective
-    at once. This changes no bit, but only takes time, and shows how much time overlap saves. A
+    at once. The results are bitwise the same; the extra time shows how much overlap saves. A
     profile covers the three steps after the compared ones; in a run of 10 or 11 steps it covers the
     last three, and only steps before these are compared. waited_for_messages: returns the seconds
-    for which the rank has waited for messages of other pipeline stages.
+    for which the rank has waited for messages from other pipeline stages.
     """
 
     def __init__(
@@ -57,18 +57,18 @@ class Exposure:
         first = min(last + 1, num_steps)
         self._profiled = range(first, first + num_profiled)
         self._spans: list[tuple[str, _Mark, _Mark, dict[str, float]]] = []
-        # Seconds by axis: waits inside ops, waits of the orchestrator, and work of its lanes.
+        # Seconds by axis: waits inside ops, waits of the orchestrator, and busy time of its lanes.
         self._waited: dict[str, float] = defaultdict(float)
         self._exposed: dict[str, float] = defaultdict(float)
         self._busy: dict[str, float] = {}
         self._num_steps = 0
-        # The keys say whether the step waited for every collective at once.
+        # Keyed by whether the step waited for every collective at once.
         self._step_seconds: dict[bool, list[float]] = {True: [], False: []}
         self._recording = False
 
     @contextmanager
     def step(self, number: int) -> Iterator[None]:
-        """Must enclose one step, including the optimizer."""
+        """Wraps one step, including the optimizer."""
         at_once = number in self._compared and number % 2 == 0
         if self._orchestrator is not None:
             self._orchestrator.set_wait_at_once(at_once)
@@ -91,7 +91,7 @@ class Exposure:
 
     @contextmanager
     def span(self, name: str) -> Iterator[None]:
-        """Must enclose a part of a step, which becomes an entry in the profile."""
+        """Wraps a part of a step, which becomes an entry in the profile."""
         if not self._recording:
             yield
             return
@@ -125,14 +125,14 @@ class Exposure:
         return lines + self._verdict()
 
     def waited(self) -> float:
-        """Returns the seconds for which this rank has waited so far, in calls of an axis.
+        """Returns the seconds for which this rank has waited so far, in calls along any axis.
 
-        On GPUs only what the orchestrator has waited for is known.
+        On GPUs only the orchestrator's waits are known.
         """
         return sum(self._waited_in_ops().values()) + sum(self._lanes_so_far()[0].values())
 
     def _verdict(self) -> list[str]:
-        """Says whether overlap, if it is on, has saved time."""
+        """Returns lines on whether overlap, if it is on, has saved time."""
         if self._orchestrator is None:
             return []
         off = "--overlap.mode off runs what shared memory can do inside the ops"
@@ -153,7 +153,7 @@ class Exposure:
         return max(0.0, self._busy[axis] - self._exposed[axis])
 
     def _lanes_so_far(self) -> tuple[dict[str, float], dict[str, float]]:
-        """Returns, by axis, the seconds of the orchestrator's waits and those of its busy lanes."""
+        """Returns the orchestrator's waits and its lanes' busy time, in seconds by axis."""
         totals = self._orchestrator.totals() if self._orchestrator is not None else {}
         exposed = {axis: total.exposed for axis, total in totals.items()}
         return exposed, {axis: total.busy for axis, total in totals.items()}
@@ -176,7 +176,7 @@ class Exposure:
             write_chrome_trace(self._profile, compute=spans, lanes=lanes)
 
     def _now(self) -> _Mark:
-        """Marks the current time of the device that computes, the host or a GPU's stream."""
+        """Marks the current time on the computing device: the host or a GPU's stream."""
         if self._clock is None:
             return _C.Lanes.now()
         return self._clock.mark(torch.cuda.current_stream())

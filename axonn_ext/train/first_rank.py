@@ -1,4 +1,4 @@
-"""What rank 0 shows of a run, and the files that it writes. Other ranks do not load this."""
+"""Rank 0's output and files of a run. Other ranks do not load this."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ from axonn_ext.train.trainer import Trainer
 
 
 class User(Audience):
-    """Shows the user what the run does, and writes its files and the picture."""
+    """Shows the user the progress of the run, and writes its files and the plot."""
 
     def __init__(self, run: Run, *, profile: bool) -> None:
         self._run, self._job, self._folder, self._console = run, run.job, run.folder, Console()
         self._tell = self.say = partial(say, self._console)
         self.profile = run.folder / PROFILE_FILE if profile else None
-        self._before: int | None = None  # the steps that were done before those of `steps`
+        self._before: int | None = None  # number of steps done before `steps`
         self._seconds = 0.0
 
     def begins(self) -> None:
         run, folder = self._run, self._folder
-        for note in filter(None, run.notes):  # not before: the model's files may not fit
+        for note in filter(None, run.notes):  # not earlier: the model's files may not fit
             self._tell(note)
         print_header(
             self._console, self._job, run.corpus, threads=run.threads, folder=str(folder),
@@ -121,7 +121,7 @@ class User(Audience):
 
 
 def _of_saved(folder: Path) -> str:
-    """Says what the folder of a fine-tuned model is good for."""
+    """Returns a line that says how to use the folder of a fine-tuned model."""
     if folder.name == ADAPTER:
         return f"adapter: {folder}, in PEFT's format; axonn-ext generate takes it with --adapter"
     return f"model: {folder}, which transformers loads, as does axonn-ext generate --model"

@@ -29,9 +29,9 @@ BYTES_OF_A_TOKEN = 16  # its id and its label, in int64
 class Job:
     """The configuration of a run, and values that follow from it.
 
-    used_model   the model with the sequence length of the run, at most that of a pretrained one
-    rates        the operations of a token, and the machine's peak
-    device       the type of device on which the job runs: "cpu", or "cuda" for the current GPU
+    used_model   the model with the run's sequence length, at most that of a pretrained model
+    rates        the operations per token, and the machine's peak
+    device       the device type: "cpu", or "cuda" for the current GPU
     """
 
     config: Config
@@ -48,9 +48,9 @@ class Job:
         return DTYPES[self.config.train.dtype]
 
     def loss_scaler(self) -> LossScaler | None:
-        """Returns a new scaler of the loss; None for dtypes that hold small gradients without it.
+        """Returns a new loss scaler; None for dtypes that represent small gradients without it.
 
-        Raises ValueError for scales that do not fit each other.
+        Raises ValueError for incompatible scales.
         """
         train = self.config.train
         if self.dtype != torch.float16:
@@ -90,10 +90,10 @@ def prepare(config: Config, *, world_size: int, local_world_size: int | None = N
 
 
 def _rates(config: Config, model: ModelConfig, stages: Stages) -> Rates:
-    """Raises ValueError for train.machine that is not known or has no peak for the dtype."""
+    """Returns the rates. Raises ValueError if train.machine is unknown or has no such peak."""
     peak = peak_flops_of(config, config.grid.size)
     recomputation = config.parallel.recomputation
-    if config.model.implementation == "plain":  # which recomputes nothing
+    if config.model.implementation == "plain":  # recomputes nothing
         recomputation = Recomputation()
     return Rates.of(model, recomputation, stages, peak)
 
@@ -170,9 +170,9 @@ def _device_problems(job: Job, local_world_size: int) -> list[str]:
 
 
 def _fused_problems(job: Job, local_world_size: int) -> list[str]:
-    """Returns the reason why the ops would refuse "fused" on GPUs, as far as one rank can tell."""
+    """Returns why the ops would refuse "fused" on GPUs, as far as one rank can tell."""
     shape = job.config.grid
-    # Linears use "fused" along x, y and z, which are the fastest axes in rank order.
+    # Linears use "fused" along x, y and z, the axes that vary fastest in rank order.
     num_together = shape.x * shape.y * shape.z
     why = torch.ops.axonn._why_no_fused_here(
         torch.device("cuda", 0),
@@ -184,7 +184,7 @@ def _fused_problems(job: Job, local_world_size: int) -> list[str]:
 
 
 def _fit_problems(job: Job) -> list[str]:
-    """Returns one problem that lists all rules by which the grid does not fit model and batch."""
+    """Returns one problem that lists every rule violated by the grid, model and batch."""
     config, train = job.config, job.config.train
     if train.batch_size % train.micro_batches:
         return [
@@ -207,9 +207,9 @@ def _fit_problems(job: Job) -> list[str]:
 
 
 def check_memory(job: Job, *, ranks_here: int) -> None:
-    """Raises UserError for a job whose parameters and tokens alone do not fit this host.
+    """Raises UserError if even a job's parameters and tokens do not fit this host.
 
-    A job needs far more than that, so no job that fits is refused.
+    A job needs far more than these, so no job that fits is refused.
     """
     config, shape = job.config, job.config.grid
     tokens = config.micro_batch_size * config.model.sequence_length * BYTES_OF_A_TOKEN
@@ -224,7 +224,7 @@ def check_memory(job: Job, *, ranks_here: int) -> None:
 
 
 def _bytes_of_a_parameter(job: Job) -> float:
-    """Returns what a trained parameter needs at least on a rank's device."""
+    """Returns a lower bound on the bytes of a trained parameter on a rank's device."""
     options, data, width = job.config.optim, job.config.grid.data, job.dtype.itemsize
     parts = options.num_parts(data)
     gradient = width / parts if options.zero > 1 else width

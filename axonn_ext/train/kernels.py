@@ -1,4 +1,4 @@
-"""What a job on GPUs does about kernels that are not verified: it checks them, and says so."""
+"""Handles GPU kernels that are not yet verified: checks them if configured, and tells the user."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from axonn_ext.train.job import Job
 
 VERIFY = (sys.executable, "-m", "axonn_ext", "verify")
 SIGN_SECONDS = 1.0  # between signs of life; a quarter of AXONN_TIMEOUT_SECONDS if that is shorter
-# The command ends by itself in 3 minutes, or where Triton compiles the kernels in less than this.
+# The command takes about 3 minutes, or longer, but less than this, if Triton compiles kernels.
 MOST_SECONDS = 1800.0
-END_SECONDS = 5.0  # for the command to end its processes
+END_SECONDS = 5.0  # grace period for the command to end its processes
 _GOES_ON = "training goes on without the kernels that are not verified"
 
 Tell = Callable[[str], None]
@@ -34,9 +34,9 @@ Tell = Callable[[str], None]
 def settle_kernels(
     job: Job, store: Store, here: Process, *, say: Tell, command: Sequence[str] = VERIFY
 ) -> str:
-    """Does what [train] verify asks, and reads the stamps again; all ranks call it together.
+    """Applies [train] verify and rereads the stamps; all ranks call it together.
 
-    Returns, on rank 0, a line about what is locked; empty if nothing is.
+    Returns, on rank 0, a line about locked kernels; "" if there are none.
     """
     if job.config.train.verify == AUTO:
         verify_where_unknown(
@@ -45,8 +45,8 @@ def settle_kernels(
         )  # fmt: skip
     if job.device != "cuda":
         return ""
-    # Only now do the stamps say the same to all ranks of a host. The line takes the place of the
-    # warning that the ops would give.
+    # Only now do all ranks of a host read the same stamps. The line replaces the warning that the
+    # ops would give.
     extension.configure(settings.load(), suggest_verify=False)
     return next((lock.line() for lock in _locks_of(job)), "") if here.rank == 0 else ""
 
@@ -55,11 +55,11 @@ def verify_where_unknown(
     store: Store, here: Process, *, is_unknown: Callable[[], bool], say: Tell,
     command: Sequence[str],
 ) -> None:  # fmt: skip
-    """Runs `axonn-ext verify` on each host where it is needed; all ranks return when it has ended.
+    """Runs `axonn-ext verify` on each host that needs it; all ranks return when it has ended.
 
-    A failure is told, and no error: what is not verified is not used.
+    A failure is reported but is not an error: unverified kernels are not used.
 
-    is_unknown  whether this host needs it, which only its first process asks
+    is_unknown  whether this host needs it; called only by its first process
     """
 
     def verify(alive: Callable[[], None]) -> None:
@@ -84,9 +84,9 @@ def _locks_of(job: Job) -> list[Lock]:
 
 
 def _run(command: Sequence[str], alive: Callable[[], None], *, quiet: bool) -> str:
-    """Runs the command, calling `alive` meanwhile; returns what went wrong, "" if nothing did.
+    """Runs the command, calling `alive` meanwhile; returns the problem, or "" if there was none.
 
-    quiet: its output is dropped, but for its errors
+    quiet: drops the output, except errors
     """
     sign_seconds = min(SIGN_SECONDS, settings.load().timeout_seconds / 4)
     deadline = time.monotonic() + MOST_SECONDS
@@ -113,7 +113,7 @@ def _problem(status: int) -> str:
     if status == 0:
         return ""
     if status == 1:
-        return f"`axonn-ext verify` found kernels wrong, or was ended; {_GOES_ON}"
+        return f"`axonn-ext verify` found wrong kernels or was stopped; {_GOES_ON}"
     how = f"ended with status {status}"
     if status < 0:
         how = f"was killed by {signal.Signals(-status).name}"

@@ -1,4 +1,4 @@
-"""The metrics of a run, and the file to which they are written and from which they are read."""
+"""The metrics of a run, and the file that stores them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from axonn_ext.terminal.files import writing
 
 METRICS_FILE = "metrics.jsonl"
 TENSORBOARD_FOLDER = "tensorboard"
-MOST_BYTES = 4 << 30  # the largest metrics.jsonl that is read, with ten million steps
+MOST_BYTES = 4 << 30  # the largest metrics.jsonl that is read; enough for ten million steps
 MAX_INTEGER = 2**63 - 1
 
 
@@ -35,7 +35,7 @@ class StepMetrics:
     memory_bytes   the peak memory of rank 0 so far: on a GPU what torch allocated, on a CPU the
                    process's resident memory
     eta_s          the seconds that the rest of the run should take
-    loss_scale     what the loss was multiplied by before backward; 1 but for fp16
+    loss_scale     the factor of the loss before backward; 1 except for fp16
     skipped_steps  the steps up to this one whose gradients overflowed fp16
     dropped        the share of the labels that Goldfish loss left out of the global batch
     hardware_tflops, peak_fraction, whole_peak_fraction
@@ -84,10 +84,10 @@ class MetricsSink(Protocol):
 
 
 class MetricsFile:
-    """Writes metrics.jsonl, which has one JSON object per line; each is written at once.
+    """Writes metrics.jsonl, one JSON object per line, each flushed immediately.
 
-    first_step: the steps that a run did before it was resumed. Of the file that it left, the lines
-    up to this step stay.
+    first_step: number of steps before a run was resumed; lines of the existing file up to this step
+    are kept.
     """
 
     def __init__(self, folder: Path, *, first_step: int = 0) -> None:
@@ -115,7 +115,7 @@ class MetricsFile:
 
 
 def _lines_up_to(path: Path, step: int) -> list[str]:
-    """Returns the complete lines of a file of metrics that belong to the first `step` steps."""
+    """Returns the complete lines of a metrics file that belong to the first `step` steps."""
     if not step or not path.is_file():
         return []
     kept = []
@@ -124,7 +124,7 @@ def _lines_up_to(path: Path, step: int) -> list[str]:
             if line.endswith("\n") and json.loads(line)["step"] <= step:
                 kept.append(line)
         except (ValueError, KeyError, TypeError):
-            continue  # the job ended while it wrote the line
+            continue  # the job ended while writing this line
     return kept
 
 
@@ -165,11 +165,11 @@ class RunMetrics:
 
 
 def _add_line(run: RunMetrics, values: Any, place: str) -> None:
-    """Adds the values of one line. Raises UserError for a line that is not of the format."""
+    """Adds the values of one line. Raises UserError for a malformed line."""
     keys = values.keys() if isinstance(values, dict) else ()
     kind = EvaluationMetrics if "eval_loss" in keys else StepMetrics
     fields = {f.name: f for f in dataclasses.fields(kind)}
-    # Runs of earlier versions lack the keys that have defaults.
+    # Files of earlier versions may lack keys that have defaults.
     needed = {name for name, f in fields.items() if f.default is dataclasses.MISSING}
     if not isinstance(values, dict) or not needed <= values.keys() <= fields.keys():
         raise UserError(f"{place} is not a line of metrics: expected the keys {', '.join(fields)}")
@@ -193,7 +193,7 @@ def _add_line(run: RunMetrics, values: Any, place: str) -> None:
 def read_metrics(folder: Path) -> RunMetrics:
     """Reads the metrics of the run in `folder`.
 
-    Raises: UserError if there are none, or if a line is not of the format.
+    Raises: UserError if there are none or a line is malformed.
     """
     path = folder / METRICS_FILE
     run = RunMetrics()

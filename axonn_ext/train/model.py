@@ -37,12 +37,12 @@ class TrainedModel(Protocol):
 
     @property
     def orchestrator(self) -> Orchestrator | None:
-        """The orchestrator that overlaps communication with computation, if that was asked for."""
+        """The orchestrator that overlaps communication with computation, if enabled."""
         ...
 
     @property
     def waited_seconds(self) -> float:
-        """The seconds for which this rank has waited for messages of other pipeline stages."""
+        """The seconds for which this rank has waited for messages from other pipeline stages."""
         ...
 
     def forward_backward(
@@ -50,43 +50,43 @@ class TrainedModel(Protocol):
     ) -> float:
         """Adds to the gradients; returns the loss of the micro-batches, equal on all ranks.
 
-        The loss is the sum over all ranks, divided by `num_labels`. span: encloses parts of the
-        work, by their names. loss_scale: what gradients are multiplied by; the loss is not.
+        The loss is the sum over all ranks, divided by `num_labels`. span: wraps named parts of the
+        work. loss_scale: multiplies the gradients, but not the returned loss.
         """
         ...
 
     def evaluate(self, batches: Sequence[Batch], num_labels: float) -> float:
-        """Returns the loss alone."""
+        """Returns the loss without computing gradients."""
         ...
 
     def warm_up(self, batch: Batch) -> None:
-        """Runs what a step runs on a micro-batch, and leaves some gradients."""
+        """Runs a step's work on one micro-batch; leaves arbitrary gradients."""
         ...
 
     def finish_gradients(self, clip_norm: float, *, loss_scale: float = 1.0) -> GradientNorm:
         """Completes the gradients of a step; returns their norm, and how to clip and unscale them.
 
-        clip_norm: the largest norm; 0: any. loss_scale: what `forward_backward` was given.
+        clip_norm: the maximum norm; 0: no limit. loss_scale: as passed to `forward_backward`.
         """
         ...
 
 
-# Encloses a part of a step, given its name.
+# Wraps a named part of a step.
 Spans = Callable[[str], AbstractContextManager[None]]
 
 
 class _Whole:
-    """What models have in common that compute one micro-batch after the other."""
+    """Base of models that compute one micro-batch after the other."""
 
     waited_seconds = 0.0
 
     def loss(self, batch: Batch, num_labels: float) -> Tensor:
-        """Returns the sum of all ranks' losses, divided by `num_labels`; equal on all ranks."""
+        """Returns the sum of the losses of all ranks over `num_labels`; equal on all ranks."""
         raise NotImplementedError
 
     def backward(self, loss: Tensor, *, last: bool, loss_scale: float = 1.0) -> None:
         """Adds to the gradients; `last` says whether this is the last micro-batch of the step."""
-        (loss * loss_scale).backward()  # a gradient that is given makes torch load sympy
+        (loss * loss_scale).backward()  # passing a gradient makes torch load sympy
 
     def forward_backward(
         self, batches: Sequence[Batch], num_labels: float, span: Spans, *, loss_scale: float = 1.0
@@ -142,7 +142,7 @@ class PipelineModel:
     """A model of axonn_ext whose blocks are split into the stages of a pipeline."""
 
     def __init__(self, job: Job, grid: Grid) -> None:
-        from axonn_ext.pipeline import Pipeline  # here, as most runs have no stages
+        from axonn_ext.pipeline import Pipeline  # imported here, as most runs have no stages
 
         self.module = _build(job, grid, dtype=job.dtype, device=job.device)
         self.pipeline = Pipeline(
@@ -210,14 +210,14 @@ class PlainModel(_Whole):
 def _build(
     job: Job, grid: Grid, *, dtype: torch.dtype = torch.float32, device: str = "cpu"
 ) -> Transformer:
-    """Returns the model as the run begins with it. Raises UserError for files that do not fit."""
+    """Returns the model at the start of the run. Raises UserError for files that do not fit."""
     config = job.config
     if not config.model.pretrained:
         return models.build(
             job.model, grid, config.parallel, stages=job.stages, seed=config.train.seed,
             dtype=dtype, device=device,
         )  # fmt: skip
-    # Tables of rotary positions need not be longer than the sequences.
+    # Rotary tables need not be longer than the sequences.
     length = config.model.sequence_length if job.model.traits.rotary else None
     try:
         return axonn_ext.from_pretrained(
@@ -229,7 +229,7 @@ def _build(
 
 
 def add_adapters(module: Transformer, lora: LoraTable, *, seed: int) -> None:
-    """Adds the adapters of a run. Raises UserError for those that do not fit."""
+    """Adds a run's adapters. Raises UserError if they do not fit the model."""
     targets = [name.strip() for name in lora.targets.split(",")]
     try:
         if lora.start:
@@ -248,7 +248,7 @@ def add_adapters(module: Transformer, lora: LoraTable, *, seed: int) -> None:
 
 
 def build_model(job: Job, grid: Grid) -> TrainedModel:
-    """Returns the model with its initial weights, which are the same on every grid and in plain."""
+    """Returns the model with its initial weights, the same on every grid and in plain torch.nn."""
     if job.config.model.implementation == "plain":
         return PlainModel(job, grid)
     if grid.size("pipe") > 1:

@@ -1,4 +1,4 @@
-"""What a run does about a loss or a gradient that is not finite."""
+"""Handles a loss or a gradient that is not finite."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from axonn_ext.spec.grid import COMMUNICATING
 from axonn_ext.terminal.errors import TrainingError
 from axonn_ext.train.config import Config
 
-MOST_IN_A_ROW = 10  # a run that skips more steps than these will not recover
+MOST_IN_A_ROW = 10  # a run that skips more consecutive steps will not recover
 
 
 class NonFinite:
-    """Ends the run, or skips the step, as `train.on_nonfinite` asks; says which gradients it is.
+    """Ends the run or skips the step, as `train.on_nonfinite` says, and names the gradients.
 
-    say: shows a line to the user, on rank 0. scaler: of a run in fp16, whose gradients overflow now
-    and then: such a step is skipped whatever was asked for, unless the scale cannot fall any more.
-    grid: whose gradients are checked; None: only this rank's.
+    say: shows a line to the user, on rank 0. scaler: for a run in fp16, whose gradients overflow
+    now and then; such a step is always skipped, unless the scale cannot get any lower. grid: the
+    ranks whose gradients are checked; None: only this rank.
     """
 
     def __init__(
@@ -42,10 +42,10 @@ class NonFinite:
         self.num_skipped = 0
 
     def is_fine(self, step: int, loss: float, norm: float) -> bool:
-        """Returns whether the step's gradients are to be used. All ranks have the same numbers.
+        """Returns whether to use the step's gradients. All ranks pass the same numbers.
 
-        Collectives, if they are not finite: an all-gather of names along each axis. Raises
-        TrainingError where the run is to end.
+        Collectives, if a number is not finite: an all-gather of names along each axis. Raises
+        TrainingError if the run must end.
         """
         advice = f"a lower optim.lr (now {self._config.optim.lr:g}), more optim.warmup_steps"
         if self._scaler is not None and math.isfinite(loss):
@@ -71,7 +71,7 @@ class NonFinite:
         if self._config.train.on_nonfinite == "stop":
             raise TrainingError(f'{found}; try {advice}, or train.on_nonfinite = "skip"')
         if self._in_a_row > MOST_IN_A_ROW:
-            raise TrainingError(f"{found}; {MOST_IN_A_ROW} steps before it were skipped for that")
+            raise TrainingError(f"{found}; the {MOST_IN_A_ROW} steps before it were skipped, too")
         self.num_skipped += 1
         if self._say is not None:
             self._say(f"skipped {found}")
@@ -86,10 +86,7 @@ class NonFinite:
             )
 
     def _names(self) -> list[str]:
-        """Returns the parameters whose gradient is not finite on some rank.
-
-        Those of a stage are in their order, after those of the stages before it.
-        """
+        """Returns the parameters whose gradient is not finite on some rank, in model order."""
         mine = {
             name: p.grad is not None and not bool(torch.isfinite(p.grad).all())
             for name, p in self._module.named_parameters()
@@ -98,7 +95,7 @@ class NonFinite:
         found = [name for name, is_found in mine.items() if is_found]
         if self._grid is None:
             return found
-        for axis in COMMUNICATING:  # one after the other, so that no rank holds those of all
+        for axis in COMMUNICATING:  # one by one, so that no rank holds the names of all ranks
             if self._grid.size(axis) == 1:
                 continue
             of_axis = of_all_ranks(found, self._grid.group(axis))
@@ -107,7 +104,7 @@ class NonFinite:
         return found
 
     def _names_in_parts(self) -> list[str]:
-        """Returns the parameters of which this rank's part of the sum (ZeRO) is not finite."""
+        """Returns the parameters for which this rank's part of the sum (ZeRO) is not finite."""
         found = {id(s): s for p in self._module.parameters() if (s := shards_of(p)) is not None}
         return [
             p.name

@@ -1,4 +1,4 @@
-"""Draws the losses of one run, or of two runs over each other."""
+"""Plots the losses of one run, or of two runs on top of each other."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-SMOOTHING_SPAN = 0.03  # a share of the run's steps
+SMOOTHING_SPAN = 0.03  # fraction of the run's steps
 _BLUE, _ORANGE, _GREY, _INK = "#2563eb", "#ea580c", "#94a3b8", "#1e293b"
 
 
 def plot_loss(run: RunMetrics, path: Path, *, title: str, subtitle: str) -> None:
-    """Draws training loss, smoothed and raw, and evaluations over tokens into a PNG file.
+    """Plots training loss (smoothed and raw) and evaluations over tokens into a PNG file.
 
-    Below it is the loss scale, if the run had one.
+    The loss scale is below, if the run had one.
     """
     has_scale = any(m.loss_scale != 1 for m in run.steps)
     figure, axes, lower = _canvas(title, subtitle, rows=2 if has_scale else 1)
@@ -60,13 +60,13 @@ def _plot_loss_scale(axes: Axes, steps: Sequence[StepMetrics]) -> None:
 
 
 def draw_comparison(comparison: Comparison, *, subtitle: str) -> Figure:
-    """Returns a figure of the training losses of two runs, and below them of their differences."""
+    """Returns a figure of the training losses of two runs, with their differences below."""
     names = (comparison.name, comparison.reference_name)
     figure, upper, lower = _canvas(f"{names[0]} and {names[1]}", subtitle, rows=2)
     tokens = [pair.tokens for pair in comparison.pairs]
     losses = [pair.loss for pair in comparison.pairs]
     expected = [pair.reference for pair in comparison.pairs]
-    dot = "o" if len(tokens) == 1 else ""  # a line of one point would not show
+    dot = "o" if len(tokens) == 1 else ""  # a line with one point would be invisible
     upper.plot(tokens, losses, f"{dot}-", color=_BLUE, linewidth=4.5, alpha=0.35, label=names[0])
     upper.plot(tokens, expected, f"{dot}--", color=_INK, linewidth=1.3, label=names[1])
     _widen(upper, [*losses, *expected])
@@ -78,7 +78,7 @@ def draw_comparison(comparison: Comparison, *, subtitle: str) -> Figure:
 
 
 def _plot_differences(axes: Axes, pairs: Sequence[Pair]) -> None:
-    """Draws a dot for each step on a log scale of whole decades, and mentions zeros in words."""
+    """Draws a dot for each step on a log scale of whole decades; zeros are counted in a text."""
     from matplotlib.ticker import LogLocator, NullLocator
 
     axes.set_ylabel("relative\ndifference", color=_INK)
@@ -104,7 +104,7 @@ def _plot_differences(axes: Axes, pairs: Sequence[Pair]) -> None:
 def smoothed(values: Sequence[float], span: float = SMOOTHING_SPAN) -> list[float]:
     """Returns the mean of each value and its neighbours in a window around it.
 
-    The window is `span` times the number of values wide. At the start it shrinks on both sides, so
+    The window width is `span` times the number of values. At the start it shrinks on both sides, so
     that a steep fall is not flattened; at the end it just stops at the last value.
     """
     reach = max(1, round(len(values) * span / 2))
@@ -117,7 +117,7 @@ def smoothed(values: Sequence[float], span: float = SMOOTHING_SPAN) -> list[floa
 
 
 def _canvas(title: str, subtitle: str, rows: int = 1) -> tuple[Figure, Axes, Axes]:
-    """Returns a figure with its title, and its top and bottom axes, which share the token axis."""
+    """Returns a titled figure with its top and bottom axes, which share the token axis."""
     # pyplot is not used, since it would choose a window system and keep every figure alive.
     from matplotlib.figure import Figure
     from matplotlib.ticker import EngFormatter
@@ -143,7 +143,7 @@ def _canvas(title: str, subtitle: str, rows: int = 1) -> tuple[Figure, Axes, Axe
 
 
 def _widen(axes: Axes, values: Sequence[float]) -> None:
-    """Sets limits for values that are nearly equal, whose ticks could not be labelled otherwise."""
+    """Sets limits for nearly equal values, which would otherwise have unreadable tick labels."""
     finite = [value for value in values if math.isfinite(value)]
     if finite and max(finite) - min(finite) < 0.01 * abs(max(finite)):
         axes.set_ylim(min(finite) - 0.01 * abs(min(finite)), max(finite) + 0.01 * abs(max(finite)))

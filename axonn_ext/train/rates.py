@@ -1,4 +1,4 @@
-"""How many operations per second a run computes, and which part of its machine's peak that is."""
+"""The operations per second of a run, also as a fraction of its machine's peak."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ _TERA = 1e12
 
 @dataclass(frozen=True)
 class Speed:
-    """The operations of a run per second, in 10**12, and their part of the machine's peak.
+    """The operations per second of a run, in 10**12, and as a fraction of the machine's peak.
 
-    tflops               model flops: nothing counted twice, half of attention, which is causal
-    hardware_tflops      the same with the forward passes that recomputation runs again
-    peak_fraction        tflops over the peak of all processes; None if the machine is not known
-    whole_peak_fraction  the same with all of attention counted, as Megatron-LM does
+    tflops               model flops: without recomputation, and with half of the causal attention
+    hardware_tflops      the same plus the forward passes that recomputation repeats
+    peak_fraction        tflops over the peak of all processes; None if the machine is unknown
+    whole_peak_fraction  the same with all of attention counted, as in Megatron-LM
     """
 
     tflops: float
@@ -32,7 +32,7 @@ class Speed:
 
 @dataclass(frozen=True)
 class Rates:
-    """The operations of a token, and the peak of all processes together in flop/s, if known."""
+    """The operations per token, and the total peak of all processes in flop/s, if known."""
 
     per_token: int
     whole_per_token: int
@@ -60,10 +60,10 @@ class Rates:
 
 
 def peak_flops_of(config: Config, world_size: int) -> float | None:
-    """Returns the peak of so many processes by train.machine; None if that is empty.
+    """Returns the total peak of `world_size` processes on train.machine; None if that is empty.
 
-    Raises ValueError, which names the key, for a machine that is not known or has no peak for the
-    run's dtype.
+    Raises ValueError, which names the key, if the machine is unknown or has no peak for the run's
+    dtype.
     """
     name, dtype = config.train.machine, config.train.dtype
     if not name:

@@ -1,4 +1,4 @@
-"""What the ranks of a job settle before they train, and who is told of their run."""
+"""The agreement of a job's ranks before they train, and the interface that reports progress."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from axonn_ext.train.trainer import Trainer
 
 @dataclass(frozen=True)
 class Run:
-    """A job with its text on one rank, and what this rank has settled with the others.
+    """A job and its text on one rank, and the values that this rank has settled with the others.
 
     folder    where rank 0 writes
-    resumed   the checkpoint to go on from
-    threads   those of this rank
-    notes     lines that rank 0 shows above all else; some may be empty
+    resumed   the checkpoint to resume from
+    threads   number of CPU threads of this rank
+    notes     lines that rank 0 shows first; some may be empty
     """
 
     here: Process
@@ -42,9 +42,9 @@ class Run:
 def settle(
     job: Job, corpus: Corpus | Examples, here: Process, store: Store, folder: Path, *, note: str
 ) -> Run:
-    """Settles with the other ranks what a run needs besides the job; all call it together.
+    """Settles with the other ranks the rest of a run besides the job; all ranks call it together.
 
-    Raises: UserError for a mistake of the user, found here or on rank 0.
+    Raises: UserError for a user's mistake found here or on rank 0.
     """
     locked = settle_kernels(job, store, here, say=tell)
     folder = folder_of_rank_0(store, here, folder)
@@ -56,36 +56,36 @@ def settle(
 
 
 class Audience:
-    """Who is told of a run, in the order of these methods: nobody, but on rank 0 the user.
+    """Receives the progress of a run, in the order of these methods; on rank 0 shows the user.
 
-    profile: where to write a Chrome trace of a few steps. say: shows a line.
+    profile: path for a Chrome trace of a few steps. say: shows a line.
     """
 
     profile: Path | None = None
     say: Callable[[str], None] | None = None
 
     def begins(self) -> None:
-        """All is set up."""
+        """Setup is complete."""
 
     def resumed(self, path: Path, resumed: Resumed) -> None:
-        """The run goes on from a checkpoint."""
+        """The run resumes from a checkpoint."""
 
     def nothing_left(self) -> None:
-        """The run has no step left."""
+        """The run has no steps left."""
 
     def warmed_up(self, num_measured: int, seconds: float) -> None:
-        """The algorithms of so many calls were measured."""
+        """The algorithms of `num_measured` calls were measured."""
 
     def steps(self, trainer: Trainer) -> AbstractContextManager[Sequence[MetricsSink]]:
-        """Must enclose the steps; yields what receives their metrics."""
+        """Wraps the steps; yields the sinks for their metrics."""
         return nullcontext(())
 
     def ended(self, trainer: Trainer, saved: Path | None) -> None:
-        """No rank waits for another any more. saved: where the model was written, if it was."""
+        """No rank waits for another any more. saved: path of the written model, if any."""
 
 
 def tell(line: str) -> None:
-    """Prints a line. Most ranks have none to print, and do not load rich for it."""
+    """Prints a line; loads rich only then, since most ranks print nothing."""
     from axonn_ext.terminal.console import Console, say
 
     say(Console(), line)

@@ -1,4 +1,4 @@
-"""Makes the folder of a run, and makes sure that nothing is overwritten unless asked for."""
+"""Creates the folder of a run, and overwrites nothing unless requested."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ CONFIG_FILE = "config.toml"
 LOSS_PICTURE = "loss.png"
 PROFILE_FILE = "profile.json"
 COMPARE_PICTURE = "compare.png"
-MODEL, ADAPTER = "model", "adapter"  # what a run of a pretrained model ends with
+MODEL, ADAPTER = "model", "adapter"  # the folder that a run of a pretrained model writes at its end
 _OURS = (CONFIG_FILE, METRICS_FILE, LOSS_PICTURE, COMPARE_PICTURE, PROFILE_FILE)
 
 
@@ -38,18 +38,18 @@ def default_folder(config_path: Path | None) -> Path:
 
 
 def check_folder(folder: Path, *, overwrite: bool, resumes: bool = False) -> None:
-    """Raises UserError if the folder cannot be used for a run without losing something.
+    """Raises UserError if the folder cannot be used for a run without losing files.
 
-    resumes: the run may go on in the folder of an earlier one that saved checkpoints.
+    resumes: the run may continue in the folder of an earlier run that saved checkpoints.
     """
     try:
         _check_folder(folder, overwrite=overwrite or (resumes and _saves(folder)))
-    except OSError as error:  # the name is too long, or the folder must not be read
+    except OSError as error:  # the name is too long, or the folder is not readable
         raise UserError(f"--out {folder}: {error.strerror}") from None
 
 
 def check_inputs(config: Config, folder: Path) -> None:
-    """Raises UserError if the run would begin with something in the folder that it writes."""
+    """Raises UserError if an input of the run lies in the folder that it writes."""
     for key, name in (
         ("model.pretrained", config.model.pretrained),
         ("lora.start", config.lora.start),
@@ -57,7 +57,7 @@ def check_inputs(config: Config, folder: Path) -> None:
         try:
             inside = name and Path(name).resolve().is_relative_to(folder.resolve())
         except (OSError, RuntimeError):
-            continue  # a name that cannot be followed is refused where it is read
+            continue  # a name that cannot be resolved is refused where it is read
         if inside:
             raise UserError(f"{key} {name}: expected a folder outside of the run's own, {folder}")
 
@@ -83,14 +83,14 @@ def _check_folder(folder: Path, *, overwrite: bool) -> None:
     existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
         raise UserError(f"--out {folder}: cannot write in {existing}")
-    # The folder may lie in a file system that is not on a disk, such as /proc, so it is tried out.
+    # The folder may lie in a special file system, such as /proc, so try to write.
     os.rmdir(tempfile.mkdtemp(prefix=".axonn_ext_", dir=existing))
 
 
 def first_day(config: Config, folder: Path) -> str:
-    """Returns the date on which the run in a folder, or the one that it goes on with, began.
+    """Returns the date on which the run in a folder, or the run that it continues, began.
 
-    A run that begins now gets the date of UTC, which all hosts have.
+    A run that begins now gets the UTC date, which is the same on all hosts.
     """
     resume = config.checkpoint.resume
     path = folder if resume == AUTO else Path(resume)
@@ -104,9 +104,9 @@ def first_day(config: Config, folder: Path) -> str:
 
 
 def folder_of_rank_0(store: Store, here: Process, folder: Path) -> Path:
-    """Returns the folder of rank 0, whose name may have another time than this rank's.
+    """Returns the folder of rank 0, whose name may contain a different time than this rank's.
 
-    Raises: UserError if it lies elsewhere.
+    Raises: UserError if it has another parent folder.
     """
     found = Path(process.settled_by_rank_0(store, here, lambda: str(folder), topic="folder"))
     if found.parent != folder.parent:
@@ -118,9 +118,9 @@ def folder_of_rank_0(store: Store, here: Process, folder: Path) -> Path:
 
 
 def create_folder(folder: Path, config: Config, *, resumes: bool = False) -> None:
-    """Makes the folder with config.toml; removes files of an earlier run, but no others.
+    """Creates the folder with config.toml; removes files of an earlier run, but no others.
 
-    resumes: the run goes on in that folder, so metrics and checkpoints stay.
+    resumes: the run continues in that folder, so metrics and checkpoints stay.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""Finds a rank that is slower than the others, and stays so."""
+"""Finds a rank that is persistently slower than the others."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from axonn_ext.spec.grid import AXES
 WINDOW = 50  # steps after which ranks compare their times
 IN_A_ROW = 5  # windows in which the same rank must be the slowest before it is named
 SLOWER = 1.2  # the smallest ratio to the fastest rank's time that counts as slow
-OF_A_STEP = 0.05  # the smallest part of a step that a slow rank costs
+OF_A_STEP = 0.05  # the smallest fraction of a step that a slow rank must cost
 _RANK_BITS = 20
 _PROBE_SIZE, _PRODUCTS, _ROUNDS = 2048, 8, 3
 
 
 class SlowRanks:
-    """Names a rank whose own work takes longer than that of others for IN_A_ROW windows.
+    """Names a rank whose own work takes longer than other ranks' for IN_A_ROW windows.
 
-    Ranks wait for the slowest one in every step, so all their steps take equally long. On CPUs they
-    compare the median of a step without its waits for others; on GPUs, whose kernels wait without
-    telling, the time of a matmul. Pipeline stages do different work, so each is compared
+    Ranks wait for the slowest one in every step, so their steps all take equally long. On CPUs they
+    compare the median step time without waits for others; on GPUs, where the waits inside kernels
+    cannot be measured, the time of a matmul. Pipeline stages do different work, so each is compared
     separately. Collectives, in the first step and every WINDOW steps: an all-reduce of three
     integers along each axis but pipe, and one of one integer along pipe.
 
@@ -35,21 +35,21 @@ class SlowRanks:
     def __init__(self, grid: Grid, *, device: str, say: Callable[[str], None] | None = None):
         self._grid, self._device, self._say = grid, device, say
         self._probe = Probe(device) if device != "cpu" and grid.world_size > 1 else None
-        self._own: list[float] = []  # seconds of the steps of this window, without waits
+        self._own: list[float] = []  # seconds of this window's steps, without waits
         self._whole: list[float] = []  # with waits
         self._num_steps = 0
         self._slowest, self._in_a_row = -1, 0
         self._named: set[int] = set()
 
     def step(self, seconds: float, waited: float) -> None:
-        """Takes the seconds of a step, and those it waited. All ranks call it after each step."""
+        """Records a step's total and waiting seconds. All ranks call it after each step."""
         if self._grid.world_size == 1:
             return
         self._num_steps += 1
         self._own.append(seconds - waited)
         self._whole.append(seconds)
         if self._num_steps == 1:
-            self._slowest_of_all(0.0, 0.0)  # NCCL connects what nothing else has connected
+            self._slowest_of_all(0.0, 0.0)  # makes NCCL set up connections not yet used
         elif self._num_steps % WINDOW == 0:
             own, whole = median(self._own), OF_A_STEP * median(self._whole)
             self._own.clear()
@@ -81,9 +81,9 @@ class SlowRanks:
             )
 
     def _slowest_of_all(self, own: float, least: float) -> tuple[int, float]:
-        """Returns the slowest rank, and its time as a multiple of that of its stage's fastest.
+        """Returns the slowest rank, and the ratio of its time to the fastest rank's in its stage.
 
-        least: seconds by which these must differ; else the ratio is 1.
+        least: minimum difference in seconds; below it the ratio is 1.
         """
         grid, micros = self._grid, max(1, round(own * 1e6))
         numbers = [_packed(micros, grid.rank), -micros, round(least * 1e6)]
@@ -105,11 +105,11 @@ class SlowRanks:
 
 
 class Probe:
-    """Measures how fast this rank's GPU multiplies."""
+    """Measures how fast this rank's GPU multiplies matrices."""
 
     def __init__(self, device: str) -> None:
-        # Random numbers, since zeros need less power. Taken now, so that no later step is short of
-        # memory; the user's generator is left alone.
+        # Random numbers, since zeros need less power. Allocated now, so that no later step runs out
+        # of memory; the user's generator is not touched.
         generator = torch.Generator(device).manual_seed(0)
         self._a = torch.randn(
             _PROBE_SIZE, _PROBE_SIZE, generator=generator, device=device, dtype=torch.bfloat16
@@ -117,7 +117,7 @@ class Probe:
         self._out = torch.empty_like(self._a)
 
     def seconds(self) -> float:
-        """Returns the shortest time of a product on the current stream, for which it waits."""
+        """Returns the shortest time of a matmul on the current stream; waits for the GPU."""
         return min(self._round() for _ in range(_ROUNDS))
 
     def _round(self) -> float:

@@ -14,7 +14,7 @@ from axonn_ext.terminal.console import say
 from axonn_ext.train.job import Job
 from axonn_ext.train.metrics import EvaluationMetrics, StepMetrics
 
-NUM_LINES = 20  # the lines that are printed for a run; in between, a live terminal shows a bar
+NUM_LINES = 20  # number of lines printed for a run; in between, a live terminal shows a bar
 _COLUMNS = ("step", "loss", "grad norm", "lr", "tokens/s", "TFLOP/s", "memory", "time left")
 _ROW = "{:>7}  {:>8}  {:>9}  {:>8}  {:>9}  {:>8}  {:>8}  {:>9}"
 _PEAK_COLUMNS = ("hardware", "% of peak", "all attn.")
@@ -25,9 +25,9 @@ _SCALE_COLUMNS, _SCALE_ROW = ("loss scale", "skipped"), "  {:>10}  {:>7}"
 class Terminal:
     """Prints a line every few steps and at every evaluation, and a bar on a live terminal.
 
-    scales_loss: whether lines also show the loss scale, and how many steps it has cost. has_peak:
-    whether they show TFLOP/s with recomputation, and % of the machine's peak, without and with the
-    half of attention that is masked.
+    scales_loss: also show the loss scale and the number of skipped steps. has_peak: also show
+    TFLOP/s with recomputation, and % of the machine's peak without and with the masked half of
+    attention.
     """
 
     def __init__(
@@ -98,7 +98,7 @@ def print_header(
     console: Console, job: Job, corpus: Corpus | Examples, *, threads: int, folder: str,
     ranks_of_host: int,
 ) -> None:  # fmt: skip
-    """Prints what is about to run, in a few lines."""
+    """Prints a short description of the run."""
     config, model = job.config, job.model
     parts = config.train.micro_batches
     lines = {
@@ -141,7 +141,7 @@ def _describe_corpus(job: Job, corpus: Corpus | Examples) -> str:
 
 
 def _notes(job: Job, examples: Examples) -> Iterator[str]:
-    """Yields what of the examples is not used, and what therefore does not take place."""
+    """Yields lines about skipped examples and an evaluation that cannot take place."""
     usable = len(examples.train) + len(examples.held_out)
     if examples.skipped:
         count = sum(each.count for each in examples.skipped)
@@ -149,7 +149,7 @@ def _notes(job: Job, examples: Examples) -> Iterator[str]:
         yield f"{count:,} {'example' if count == 1 else 'examples'} skipped: {', '.join(reasons)}"
     if job.config.train.eval_interval and not examples.held_out:
         share = job.config.data.held_out
-        yield f"no evaluation: data.held_out is {share:g}, of {usable:,} examples none"
+        yield f"no evaluation: data.held_out is {share:g}, which is none of {usable:,} examples"
 
 
 def _describe_goldfish(job: Job) -> str:
@@ -180,7 +180,7 @@ def describe_grid(job: Job) -> str:
 
 
 def describe_hosts(shape: GridShape, ranks_of_host: int) -> str:
-    """Says which axes stay inside a host, and warns where x does not; "" on one host."""
+    """Returns which axes stay inside a host, with a warning if x does not; "" on one host."""
     if shape.size <= ranks_of_host:
         return ""
     inside = shape.inside(ranks_of_host)
@@ -200,7 +200,7 @@ def describe_hosts(shape: GridShape, ranks_of_host: int) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Returns the time like 42s, 3m 05s or 2h 07m."""
+    """Returns a time such as 42s, 3m 05s or 2h 07m."""
     whole = round(seconds)
     if whole < 60:
         return f"{whole}s"

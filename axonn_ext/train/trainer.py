@@ -35,8 +35,8 @@ from axonn_ext.train.slow_ranks import SlowRanks
 class Gradients:
     """The results of a step's forward and backward passes besides the gradients themselves.
 
-    factor: what clips the gradients and takes the loss scale from them. dropped: the share of the
-    labels that Goldfish loss left out.
+    factor: clips and unscales the gradients. dropped: the share of the labels left out by Goldfish
+    loss.
     """
 
     loss: float
@@ -47,11 +47,11 @@ class Gradients:
 
 
 class Trainer:
-    """Trains a model on a job's text. All ranks run the same.
+    """Trains a model on a job's text. All ranks run it.
 
-    training    this rank's share of the batches; evaluation: of those of held-out text, if any
+    training    this rank's share of the batches; evaluation: likewise for held-out text, if any
     folder      of the run, where its checkpoints are
-    stop        returns, after each step and alike on all ranks, whether the run is to save and end
+    stop        called after each step: whether to save and end the run; equal on all ranks
     say         shows a line to the user, on rank 0
     """
 
@@ -83,8 +83,8 @@ class Trainer:
         self._checkpoints = RunCheckpoints(
             job, folder, module=model.module, optimizer=optimizer, scaler=self._scaler, say=say
         )
-        self._done = 0  # steps
-        self._first_step_done = (0, 0.0)  # the first step of this process, and when it ended
+        self._done = 0  # number of steps
+        self._first_step_done = (0, 0.0)  # number and end time of this process's first step
         self._nonfinite = NonFinite(config, model.module, say, self._scaler, grid)
         self._make_exposure = partial(
             Exposure, grid, model.orchestrator, profile=profile, device=job.device,
@@ -94,10 +94,10 @@ class Trainer:
         self._slow_ranks = SlowRanks(grid, device=job.device, say=say)
 
     def warm_up(self) -> int:
-        """Measures which algorithms "auto" uses in this run; returns how many calls were measured.
+        """Measures algorithms for "auto" before the run; returns the number of measured calls.
 
         It runs one forward and backward pass over the first micro-batch and drops the results.
-        Nothing is measured in the steps themselves.
+        The steps themselves measure nothing.
         """
         with reading(self._config):
             batch = self._training.micro_batch(0, 0)
@@ -109,9 +109,9 @@ class Trainer:
         return sum(choice.source == "measured" for choice in axonn_ext.kernels.tuning.choices())
 
     def resume(self, checkpoint: Path) -> Resumed:
-        """Goes on from a checkpoint; returns what is known of the run that wrote it.
+        """Resumes from a checkpoint; returns a description of the run that wrote it.
 
-        Raises UserError if it is damaged, or of another model.
+        Raises UserError if it is damaged or belongs to another model.
         """
         resumed = self._checkpoints.resume(checkpoint)
         self._done, self._training.shift = resumed.step, resumed.shift
@@ -121,7 +121,7 @@ class Trainer:
 
     @property
     def num_skipped(self) -> int:
-        """The steps that were skipped because a loss or gradient was not finite."""
+        """Number of steps skipped because a loss or gradient was not finite."""
         return self._nonfinite.num_skipped
 
     @property
@@ -131,20 +131,20 @@ class Trainer:
 
     @property
     def is_done(self) -> bool:
-        """Whether no step is left."""
+        """Whether no steps are left."""
         return self._done >= self._config.train.steps
 
     @property
     def steps_done(self) -> int:
-        """The steps that are done, those before a resumed checkpoint included."""
+        """Number of steps done, including those before a resumed checkpoint."""
         return self._done
 
     def run(self, sinks: Sequence[MetricsSink] = ()) -> None:
-        """Runs the steps that are left, and waits until the last checkpoint is on the disk.
+        """Runs the remaining steps, and waits until the last checkpoint is on disk.
 
-        sinks: of metrics; only rank 0 has some.
+        sinks: receive the metrics; only on rank 0.
 
-        Raises TrainingError when a loss or gradient is not finite (see NonFinite), or if that
+        Raises TrainingError if a loss or gradient is not finite (see NonFinite), or if the last
         checkpoint cannot be written.
         """
         self._sinks = sinks
@@ -184,7 +184,7 @@ class Trainer:
                 self._evaluate(done)
 
     def _forward_backward(self, step: int) -> Gradients:
-        """Computes the gradients of one global batch, and what is left to do with them."""
+        """Computes the gradients of one global batch; returns their norm and scale factor."""
         self._optimizer.zero_grad()
         with self.exposure.span("read the batch"), reading(self._config):
             indices = range(self._training.num_micro_batches)
@@ -199,9 +199,9 @@ class Trainer:
             return Gradients(loss, float(found.norm), float(found.factor), scale, dropped)
 
     def _num_labels(self, step: int, batches: Sequence[Batch]) -> tuple[float, float]:
-        """Returns what divides the loss of a global batch, and the share of labels dropped from it.
+        """Returns the divisor of a global batch's loss, and the share of its labels dropped.
 
-        The loss of a batch without a label is 0 / 1, which trains nothing.
+        The loss of a batch without labels is 0 / 1, which trains nothing.
         """
         labels = max(1.0, self._training.num_labels(step))
         if not self._config.goldfish.k:
@@ -222,7 +222,7 @@ class Trainer:
             sink.evaluation(EvaluationMetrics(step=step, tokens=tokens, eval_loss=total))
 
     def _tokens(self, step: int) -> int:
-        """Returns the tokens of all steps up to this one, of whatever batch size."""
+        """Returns the number of tokens of all steps up to this one, whatever their batch sizes."""
         shift = self._training.shift * self._config.model.sequence_length
         return step * self._training.tokens_per_step + shift
 
@@ -231,7 +231,7 @@ class Trainer:
             return
         now, tokens = time.perf_counter(), self._training.tokens_per_step
         first, then = self._first_step_done
-        if not first:  # the first step also does what happens only once
+        if not first:  # the first step includes one-time work
             self._first_step_done = first, then = step, now
         step_seconds = (now - then) / (step - first) if step > first else seconds
         speed = self._rates.speed(tokens / seconds)
@@ -257,7 +257,7 @@ class Trainer:
 
 
 def make_optimizer(module: nn.Module, optim: OptimTable) -> AdamW:
-    """Returns the optimizer that a configuration asks for."""
+    """Returns the configured optimizer."""
     return AdamW(
         module, lr=optim.lr, betas=(optim.beta1, optim.beta2), eps=optim.eps,
         weight_decay=optim.weight_decay, zero=optim.zero, offload=optim.offload,
@@ -266,7 +266,7 @@ def make_optimizer(module: nn.Module, optim: OptimTable) -> AdamW:
 
 
 def peak_memory_bytes() -> int:
-    """Returns the peak memory of this process: that of its GPU if it uses one, else resident."""
+    """Returns the peak memory of this process: on its GPU if it uses one, else resident memory."""
     if torch.cuda.is_initialized():
         return torch.cuda.max_memory_allocated()
     unit = 1 if sys.platform == "darwin" else 1024

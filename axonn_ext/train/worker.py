@@ -35,17 +35,17 @@ from axonn_ext.train.watchdog.watchdog import Times, Watchdog
 
 @dataclass(frozen=True)
 class _Watch:
-    """What listens while a rank trains.
+    """The listeners while a rank trains.
 
     watchdog     reports what the ranks wait for
-    preemption   says after each step whether the run is to save and end; None: it never is
+    preemption   decides after each step whether to save and end the run; None: never
     """
 
     watchdog: Watchdog
     preemption: Preemption | None
 
     def after_step(self, step: int) -> bool:
-        """Returns whether the run is to save and end, alike on all ranks."""
+        """Returns whether to save and end the run, the same on all ranks."""
         self.watchdog.step_ended()
         return self.preemption is not None and self.preemption.due(step)
 
@@ -56,11 +56,11 @@ def run_worker(
 ) -> None:  # fmt: skip
     """Trains as one process of the job; rank 0 writes `folder` and shows the progress.
 
-    profile: rank 0 also writes a Chrome trace of a few steps. note: a line that rank 0 shows above
-    all else. store: where one is open already. If checkpoints are saved, SIGTERM and SIGUSR1 save
-    one more and end the run. SIGUSR2 makes all ranks report what they wait for.
+    profile: rank 0 also writes a Chrome trace of a few steps. note: a line that rank 0 shows first.
+    store: an already open store, if any. If checkpoints are saved, SIGTERM and SIGUSR1 save one
+    more and end the run. SIGUSR2 makes all ranks report what they wait for.
 
-    Raises: UserError for a mistake of the user, found here or on another rank; TrainingError.
+    Raises: UserError for a user's mistake found here or on another rank; TrainingError.
     """
     with ExitStack() as stack:
         with process.checking(here, store):
@@ -76,7 +76,7 @@ def run_worker(
         store = store or process.open_store(here)
         process.meet(store, here, lambda: shared_values(job, corpus))
         run = settle(job, corpus, here, store, folder, note=note)
-        # Before anything waits for peers in other ways than at the store, such as the making of
+        # Entered before anything waits for peers outside the store, such as the creation of
         # groups. All ranks leave the watch together, once none waits for another any more.
         with ExitStack() as watching:
             watch = watching.enter_context(_watched(run, store, free))
@@ -86,7 +86,7 @@ def run_worker(
 
 @contextmanager
 def _claimed_by_rank_0(folder: Path, here: Process) -> Iterator[Callable[[], None]]:
-    """Claims the folder on rank 0, unless the launcher has; yields what frees it before the end."""
+    """Claims the folder on rank 0, unless the launcher has; yields a function that frees it."""
     launch = settings.launch_environment()
     if here.rank == 0 and (launch is None or not launch.by_us):
         with claimed(folder) as free:
@@ -120,7 +120,7 @@ def _watched(run: Run, store: Store, free: Callable[[], None]) -> Iterator[_Watc
 
 
 def _train(run: Run, watch: _Watch, stop_watching: Callable[[], None], *, profile: bool) -> None:
-    """Trains in the process group of the job, from the grid on."""
+    """Trains in the job's process group: creates the grid and runs the steps."""
     job, config = run.job, run.job.config
     grid = Grid(**config.grid.as_dict())
     training, evaluation = make_batches(config, run.corpus, row_group(grid))
@@ -142,7 +142,7 @@ def _train(run: Run, watch: _Watch, stop_watching: Callable[[], None], *, profil
 
 
 def _audience_of(run: Run, *, profile: bool) -> Audience:
-    """Returns who is told of the run on this rank."""
+    """Returns the audience of the run on this rank."""
     if run.here.rank != 0:
         return Audience()
     from axonn_ext.train.first_rank import User  # loads rich
@@ -151,7 +151,7 @@ def _audience_of(run: Run, *, profile: bool) -> Audience:
 
 
 def _take_steps(run: Run, trainer: Trainer, grid: Grid, audience: Audience) -> None:
-    """Takes the steps that are left, if any."""
+    """Runs the remaining steps, if any."""
     if run.resumed is not None:
         audience.resumed(run.resumed, trainer.resume(run.resumed))
     if trainer.is_done:

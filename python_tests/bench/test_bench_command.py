@@ -116,7 +116,7 @@ def try_all(specs: list[Spec]) -> list[bool]:
         (["gemm", "--shapes", "published:8"], ["published has M of", "got '8'"]),
         (["gemm", "--tiles", "128"], ["rows and columns, like 128x256", "got '128'"]),
         (["gemm", "--tiles", "128x256", "all"], ["like 128x256, got 'all'"]),
-        (["ag-gemm", "--device", "cpu", "--baseline", "torch-symm-mem"], ["for GPUs alone, got"]),
+        (["ag-gemm", "--device", "cpu", "--baseline", "torch-symm-mem"], ["only for GPUs, got"]),
         (["ag-gemm", "--baseline", "nccl"], ["invalid choice: 'nccl'"]),
         (["link-overlap", "--chunks", "0"], ["--chunks", ">= 1, got 0"]),
         (["conv"], ["invalid choice: 'conv'"]),

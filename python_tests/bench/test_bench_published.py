@@ -105,7 +105,7 @@ def test_where_the_baseline_cannot_run(monkeypatch: pytest.MonkeyPatch) -> None:
         return symm_mem.why_refused(op, GridShape(x=ranks), dtype=dtype, device=device)
 
     assert refused(device="cpu") == (
-        "torch.ops.symm_mem has kernels for GPUs alone, got --device cpu"
+        "torch.ops.symm_mem has kernels only for GPUs, got --device cpu"
     )
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
     assert refused() == refused("gemm-rs", dtype="fp16") == refused("gemm-ar") == ""

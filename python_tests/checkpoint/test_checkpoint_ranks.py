@@ -179,7 +179,7 @@ def test_ranks_that_read_different_checkpoints_are_refused(tmp_path) -> None:
 
     answers, _ = together(12, act)
     (text,) = {str(answer).partition(": ")[2] for answer in answers.values()}
-    assert text.startswith("expected all ranks to read the same checkpoint, got those of the token")
+    assert text.startswith("expected all ranks to read the same checkpoint, got tokens ")
 
 
 def test_a_rank_that_is_at_work_is_waited_for(monkeypatch) -> None:

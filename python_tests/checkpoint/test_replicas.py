@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from axonn_ext import GridShape, checkpoint
-from axonn_ext.checkpoint import CheckpointError, files, manifest, replicas, storage
+from axonn_ext.checkpoint import CheckpointError, files, manifest, reading, replicas, storage
 from axonn_ext.checkpoint.files import MappedFile
 from axonn_ext.checkpoint.layout import Layout, coords, file_name, grid_of
 from axonn_ext.checkpoint.reading import read_manifest

@@ -163,7 +163,7 @@ def test_what_cannot_be_saved_is_named_and_leaves_nothing(tmp_path) -> None:
     with pytest.raises(CheckpointError, match="cannot make"):
         checkpoint.save(tmp_path / "file" / "one", model=model)
     checkpoint.save(tmp_path / "two", model=model)
-    with pytest.raises(CheckpointError, match="expected a new folder, but there is one"):
+    with pytest.raises(CheckpointError, match="expected a new folder, got one that exists"):
         checkpoint.save(tmp_path / "two", model=model)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "two"]
 
@@ -172,7 +172,7 @@ def test_another_optimizer_is_refused(tmp_path) -> None:
     model = small()
     checkpoint.save(tmp_path / "none", model=model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with pytest.raises(CheckpointError, match="has no optimizer; without one, the model alone is"):
+    with pytest.raises(CheckpointError, match="has no optimizer; without one, only the model is"):
         checkpoint.load(tmp_path / "none", model=model, optimizer=optimizer)
     checkpoint.save(tmp_path / "one", model=model, optimizer=optimizer)
     first, *rest = model.parameters()

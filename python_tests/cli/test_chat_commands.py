@@ -93,7 +93,7 @@ def test_chats_are_fine_tuned_exported_and_continued(model, tmp_path, capsys) ->
         f"3 examples skipped: 2 with nothing to learn (first: {data}, line 2), 1 with no room for "
         f"what is learned (first: {data}, line 3)"
     ) in shown
-    assert "no evaluation: data.held_out is 0.05, of 2 examples none" in shown
+    assert "no evaluation: data.held_out is 0.05, which is none of 2 examples" in shown
     assert main(["checkpoint", "export", str(run), str(out)]) == 0
     capsys.readouterr()
     for folder in (run / "model", out):

@@ -176,7 +176,7 @@ def test_four_processes_have_the_losses_of_one(model, data, tmp_path, lora) -> N
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--data.vocabulary", ""], "tokenizer.json is no file"),
+        (["--data.vocabulary", ""], "tokenizer.json is not a file"),
         (["--sequence-length", "128"], "model.sequence_length: expected at most 64"),
         (["--model.hidden_size", "64"], "model.hidden_size: expected no value with model."),
         (["--lora", "4", "--parallel.heads_over_y", "true"], "heads_over_y: expected false with"),

@@ -98,7 +98,7 @@ def test_several_processes_write_json(model, tmp_path) -> None:
         (["--prompt", "a"], "tokenizer.json: there is none; give --vocabulary"),
         (["--vocabulary", "bytes"], "--prompt: expected a prompt, or --prompts FILE, got none"),
         (["--vocabulary", "bytes", "--prompt", ""], "prompt 0: expected at least one token"),
-        (["--vocabulary", "none.json", "--prompt", "a"], "none.json is no file"),
+        (["--vocabulary", "none.json", "--prompt", "a"], "none.json is not a file"),
         (["--vocabulary", "bytes", "--prompt", "a", "--grid", "x=8"], "num_heads: 4 must be"),
         (["--vocabulary", "bytes", "--prompt", "a", "--max-new-tokens", "99"], "sequence_length"),
         (["--vocabulary", "bytes", "--prompt", "a", "--top-p", "0"], "--top-p: expected a finite"),

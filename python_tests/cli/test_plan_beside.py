@@ -54,7 +54,7 @@ def test_a_grid_is_shown_beside_the_best_and_where_their_times_differ(
     assert all(c["grid"]["x"] == 8 for c in content["configs"])
     assert (beside["grid"], beside["step_time_s"]) == (best["grid"], best["step_time_s"])
     more = asked["step_time_s"] / best["step_time_s"] - 1
-    assert f"({more:.1%}) more: waiting for x" in out
+    assert f"({more:.1%}) longer: waiting for x" in out
     kinds = beside["seconds_by_kind"]
     for place, step in enumerate((asked, best)):
         total = sum(seconds[place] for seconds in kinds.values())

@@ -107,7 +107,7 @@ def test_text_for_a_tokenizer_is_utf8(tmp_path: Path, monkeypatch: pytest.Monkey
         assert len(tokens_of(text_corpus(str(path), Words(), max_bytes=limit))) == (limit or 6)
     for content, place in ((b"abc\xff", 3), (b"ab\xc3", 2)):
         path.write_bytes(content)
-        with pytest.raises(ValueError, match=rf"text is no text in UTF-8: byte {place} is 0x"):
+        with pytest.raises(ValueError, match=rf"text is not UTF-8 text: byte {place} is 0x"):
             text_corpus(str(path), Words())
 
 

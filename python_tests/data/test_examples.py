@@ -291,7 +291,7 @@ def test_what_cannot_be_learned_is_skipped_and_counted(tmp_path) -> None:
     assert [bytes(e.tokens.tolist()) for e in examples.train] == [b"ab"]
     assert examples.skipped == (
         Skipped("nothing to learn", 4, str(tmp_path / "a.txt")),
-        Skipped("no room for what is learned", 1, f"{tmp_path / 'b.jsonl'}, line 5"),
+        Skipped("no room for learned tokens", 1, f"{tmp_path / 'b.jsonl'}, line 5"),
     )
     (tmp_path / "b.jsonl").unlink()
     message = r"expected at least one example, got none; 1 have nothing to learn \(first: .*a.txt"

@@ -154,7 +154,7 @@ def test_a_template_is_told_what_a_line_has() -> None:
         ("{{ messages | length }}", r"put {% generation %} and {% endgeneration %} around it"),
         (
             "{% set x %}{% generation %}a{% endgeneration %}{% endset %}{{ x | length }}",
-            "changes what stands in {% generation %}",
+            "changes the text in {% generation %}",
         ),
     ],
 )
@@ -219,5 +219,5 @@ def test_a_chat_that_does_not_fit_a_sequence(tmp_path) -> None:
     assert cut.train[0].tokens.tolist() == ids[: first + 1]
     assert cut.train[0].num_labels == cut.num_cut == 1
     assert [each.reason for each in cut.skipped] == ["nothing to learn"]
-    with pytest.raises(ValueError, match=r"got none; 1 have no room for what is learned"):
+    with pytest.raises(ValueError, match=r"got none; 1 have no room for learned tokens"):
         load_examples(str(path), prompts, sequence_length=first - 1)

@@ -172,7 +172,7 @@ def test_files_that_are_cut_off_are_named(prefix: Path, ending: str, by: int) ->
 @pytest.mark.parametrize(
     ("offset", "content", "message"),
     [
-        (0, b"PK", "is no index of tokens: expected its first bytes to be MMIDIDX"),
+        (0, b"PK", "is not a token index: expected its first bytes to be MMIDIDX"),
         (9, b"\x02", "expected version 1 .* got version 2"),
         (17, b"\x07", r"whole numbers as tokens .* got version 1 and code 7 \(floats\)"),
         (17, b"\x09", r"got version 1 and code 9 \(unknown\)"),

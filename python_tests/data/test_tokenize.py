@@ -231,7 +231,7 @@ def test_the_first_error_in_the_order_is_raised() -> None:
 
 
 def test_a_process_that_dies_is_told() -> None:
-    with pytest.raises(ChildProcessError, match="has ended of signal 9; if memory has run out"):
+    with pytest.raises(ChildProcessError, match="has ended by signal 9; if memory has run out"):
         list(ordered_results(_dies, range(3), processes=2))
 
 
@@ -302,7 +302,7 @@ def test_bytes_that_are_no_utf8(
     path.write_bytes(content)
     command = ("--text", path, "--out", tmp_path / "out", "--workers", 1)
     text = refusal(capsys, *command, "--vocabulary", tokenizer)
-    assert f"{path} is no text in UTF-8: byte {4 * before:,} is 0xff; only the voc" in text
+    assert f"{path} is not UTF-8 text: byte {4 * before:,} is 0xff; only the voc" in text
     assert tokenize(path, tmp_path / "out", "--workers", 1) == [list(content)]
     (tmp_path / "corpus.json").write_text('{"text": "a"}\n')
     text = refusal(capsys, "--text", tmp_path / "corpus.json", "--out", tmp_path / "b")

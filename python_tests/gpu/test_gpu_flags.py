@@ -7,9 +7,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from axonn_ext.bench.verify.accuracy import check
-from axonn_ext.bench.verify.virtual import gathered
 from axonn_ext.kernels import extension
+from axonn_ext.verify.accuracy import check
+from axonn_ext.verify.virtual import gathered
 from gpu_in_software import counted, only_in_software
 from worker_pool import WorkerPool
 

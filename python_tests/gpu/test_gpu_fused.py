@@ -16,11 +16,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from axonn_ext.bench.verify import virtual
-from axonn_ext.bench.verify.accuracy import check
-from axonn_ext.bench.verify.linears import linear_failures
-from axonn_ext.bench.verify.ranks import OPS, op_failures
-from axonn_ext.bench.verify.virtual import (
+from axonn_ext.kernels import extension
+from axonn_ext.verify import virtual
+from axonn_ext.verify.accuracy import check
+from axonn_ext.verify.linears import linear_failures
+from axonn_ext.verify.ranks import OPS, op_failures
+from axonn_ext.verify.virtual import (
     DTYPES,
     LAYOUTS,
     SHAPES,
@@ -29,7 +30,6 @@ from axonn_ext.bench.verify.virtual import (
     gathered,
     stored,
 )
-from axonn_ext.kernels import extension
 from grids import every_grid
 from limits import HANG_SECONDS
 
@@ -163,7 +163,7 @@ def test_calls_back_to_back_keep_apart(cuda):
 REPLAY = """
 import json, math, os, torch
 from axonn_ext.kernels import extension
-from axonn_ext.bench.verify.virtual import WORKSPACE, gathered
+from axonn_ext.verify.virtual import WORKSPACE, gathered
 ranks = extension.cuda.VirtualRanks(2, workspace_bytes=WORKSPACE, timeout_seconds=2.0)
 shards, others, _, _ = gathered(2, (256, 256, 128), "rows", torch.bfloat16, seed=1)
 want = ranks.all_gather_matmul(shards, others)  # also loads the kernels

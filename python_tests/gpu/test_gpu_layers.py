@@ -9,9 +9,9 @@ import torch
 import torch.distributed as dist
 
 from axonn_ext import GridShape, full_gradients, models, nn, sync_gradients
-from axonn_ext.bench.verify.linears import linear_failures
 from axonn_ext.calibrate.measure import Ranks, measure
 from axonn_ext.models import ModelConfig, ParallelConfig
+from axonn_ext.verify.linears import linear_failures
 from grids import bound, every_grid, grid_of, relative_error
 
 pytestmark = pytest.mark.gpu

@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 import axonn_ext
 from axonn_ext import ops
-from axonn_ext.bench.verify.ranks import OPS, op_failures
+from axonn_ext.verify.ranks import OPS, op_failures
 from grids import relative_error
 
 pytestmark = pytest.mark.gpu

@@ -11,10 +11,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from axonn_ext.bench.verify import products
-from axonn_ext.bench.verify.products import HALF, laid_out, operands
 from axonn_ext.kernels import extension, tuning
 from axonn_ext.spec import settings
+from axonn_ext.verify import products
+from axonn_ext.verify.products import HALF, laid_out, operands
 from grids import bound, relative_error
 from product_cases import CPU_VARIANTS
 from tuning_cache import cache_in, edit, files

@@ -89,7 +89,7 @@ importlib.util.find_spec = lambda name, *rest: (
 import torch
 from axonn_ext import ops
 from axonn_ext.kernels import extension
-from axonn_ext.bench.verify import groups
+from axonn_ext.verify import groups
 if extension.cuda is None or groups.gemm_source() != "triton":
     print(json.dumps("no CUDA parts, no triton, or a GPU before sm_80"))
     sys.exit()

@@ -10,9 +10,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 import axonn_ext
-from axonn_ext.bench.verify.accuracy import check
-from axonn_ext.bench.verify.virtual import gathered
 from axonn_ext.kernels import extension
+from axonn_ext.verify.accuracy import check
+from axonn_ext.verify.virtual import gathered
 from gpu_in_software import OUT_OF_MEMORY, fail, only_in_software
 from worker_pool import WorkerPool
 

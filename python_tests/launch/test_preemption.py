@@ -110,8 +110,8 @@ def test_a_job_that_cannot_save_ends_at_once(monkeypatch, why) -> None:
         wait_until(lambda: bool(ended), "the end")
     assert ended[0] == 1
     expected = {
-        "a rank does not answer": "SIGTERM: no answer of rank 1; nothing is saved",
-        "no step ends": "SIGTERM: no step ended and was saved within 1 s; the checkpoints before",
+        "a rank does not answer": "SIGTERM: no answer from rank 1; nothing is saved",
+        "no step ends": "SIGTERM: no step ended and was saved within 1 s; earlier checkpoints",
     }
     assert any(line.startswith(expected[why]) for line in lines)
 

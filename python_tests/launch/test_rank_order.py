@@ -57,7 +57,7 @@ def test_a_list_is_a_ring_from_host_0_on(tmp_path: Path) -> None:
     ("text", "message"),
     [
         ("a\n", r"order: expected a line for each host, got none for b"),
-        ("a\nb\na\n", r"order:3: expected a host that no line before has, got 'a'"),
+        ("a\nb\na\n", r"order:3: expected a host not yet listed, got 'a'"),
         ("a 1 2\nb\n", r"order:1: expected HOST or HOST PART/PART, got 'a 1 2'"),
         ("a 1\nb\n", r"order: expected as many parts for each host, got 0 and 1"),
     ],

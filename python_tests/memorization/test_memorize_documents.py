@@ -233,9 +233,7 @@ def test_settings_that_differ_are_named(tmp_path) -> None:
     SETTINGS.save(tmp_path / "a.json", read)
     SETTINGS.check_saved(tmp_path / "a.json", read)
     other = Settings(**(vars(SETTINGS) | {"seed": 6}))
-    with pytest.raises(
-        InputError, match=r"a.json: the experiment that is to go on has seed 5, not 6"
-    ):
+    with pytest.raises(InputError, match=r"a.json: the experiment to continue has seed 5, not 6"):
         other.check_saved(tmp_path / "a.json", read)
     with pytest.raises(InputError, match=r"a.json: the documents, .* are no longer those"):
         SETTINGS.check_saved(tmp_path / "a.json", {"32x1": "6602d4bb"})

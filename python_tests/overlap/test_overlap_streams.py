@@ -250,7 +250,7 @@ def test_what_is_left_when_a_capture_begins(pool):
             assert tasks > 0 and busy > 0 and exposed >= 0
     for capture in (False, True):
         for message in pool(4).run(use_a_weight_from, capture):
-            assert "0.weight" in message and "Orchestrator.end_step() comes before" in message
+            assert "0.weight" in message and "call Orchestrator.end_step() before" in message
 
 
 def read_elsewhere() -> list[bool]:

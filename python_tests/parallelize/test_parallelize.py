@@ -296,10 +296,10 @@ EXPECTED = [
     ("2 modules cannot be placed", "1 (Conv1d 4 x 4 x 1): parallelize has no module in place of",
      "2 (Linear 8 -> 7): ", "out_features=7 must be divisible by 2 (axes x=2)"),
     ("1 (Gated): ", "a parameter of its own (scale)"),
-    ("OneRMSNorm computes something else",),
-    ("RuntimeError: parallelize: what reaches second", "differs by", "works across features"),
+    ("OneRMSNorm does not compute an RMSNorm",),
+    ("RuntimeError: parallelize: the input of second", "differs by", "works across features"),
     ("ValueError: parallelize: dropout must be 0", "  1 (Dropout) has p=0.25"),
-    ("plan names a module that there is not, 'first'",),
+    ("plan names an unknown module, 'first'",),
     ("plan[''] must be one of expand, contract", "got 'column'"),
     ("plan['norm'] must be one of norm, plain, got 'expand': it is LayerNorm 16",),
     ("plan['blocks'] must be one of plain, local_heads, got 'norm'",),
@@ -346,7 +346,7 @@ def test_what_differs_between_ranks_is_an_error_on_every_rank(pool):
     }
     for number, text in found.items():
         assert text in zero[number] and text in one[number]
-    assert "rank 1 raised an error" in zero[1] and "a module that there is not" in one[1]
+    assert "rank 1 raised an error" in zero[1] and "an unknown module" in one[1]
     assert zero[4] == one[4] == ""
 
 

@@ -57,7 +57,7 @@ def peers_fail(shape: GridShape) -> str:
         model.blocks.register_module("3", Layer(2, boom, at=1))
     with pytest.raises((PipelineError, ValueError, TypeError)) as error:
         pipeline.step(own_batches(model.grid))
-    with pytest.raises(PipelineError, match="of no use any more"):
+    with pytest.raises(PipelineError, match="cannot be used any more"):
         pipeline.step(own_batches(model.grid))
     pipeline.close()  # must not wait for messages that will not come
     with Pipeline(model, model.grid):  # the model itself is free again

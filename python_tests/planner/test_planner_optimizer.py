@@ -257,7 +257,7 @@ def test_where_nothing_fits_zero_or_offload_is_named(
         except PlannerError as error:
             found = re.search(
                 r"On 4 GPUs, (.+) would do: with (.+) that frees (.+) GB each and "
-                r"(?:takes|saves) \S+ s a step(?: more)? \(modelled\)$",
+                r"(?:takes|saves) \S+ s a step(?: longer)? \(modelled\)$",
                 str(error),
             )
             if found is None or found[1] in said:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 import matmul_facts
-from axonn_ext.bench.verify import ranks
+from axonn_ext.verify import ranks
 
 COLLECTIVES = ("all_gather", "reduce_scatter", "all_reduce")
 MATMULS = tuple(matmul_facts.MATMULS)

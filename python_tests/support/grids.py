@@ -7,10 +7,10 @@ from typing import TypeVar
 
 import torch.distributed as dist
 
-from axonn_ext.bench.verify.accuracy import bound, relative_error
-from axonn_ext.bench.verify.linears import factorisations
 from axonn_ext.ranks.grid import Grid
 from axonn_ext.spec.grid import GridShape
+from axonn_ext.verify.accuracy import bound, relative_error
+from axonn_ext.verify.linears import factorisations
 
 __all__ = ["bound", "every_grid", "factorisations", "grid_of", "relative_error", "turns"]
 

@@ -1,6 +1,6 @@
 """What tests know of the matmul ops without their help: what crosses ranks, and the fused bits.
 
-What the ops compute, in float64, is in axonn_ext.bench.verify.ranks.
+What the ops compute, in float64, is in axonn_ext.verify.ranks.
 """
 
 from __future__ import annotations

@@ -20,10 +20,10 @@ def verify_command(*cases: str, arguments: Sequence[str] = ()) -> list[str]:
 
 
 def main(argv: Sequence[str]) -> int:
-    from axonn_ext.bench.verify import groups, run
-    from axonn_ext.bench.verify.groups import Group
     from axonn_ext.cli import main as axonn_ext
     from axonn_ext.cli import verify as command
+    from axonn_ext.verify import groups, run
+    from axonn_ext.verify.groups import Group
     from stamp_cases import H100
 
     end = list(argv).index("--")

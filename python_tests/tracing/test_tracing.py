@@ -20,10 +20,10 @@ from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatc
 
 import matmul_facts
 from axonn_ext import GridShape, nn, trace_communication
-from axonn_ext.bench.verify import ranks
 from axonn_ext.ops.specs import SPECS, matmuls
 from axonn_ext.ranks import collectives
 from axonn_ext.ranks.tracing import CommunicationRecord, CommunicationTrace, waited_seconds
+from axonn_ext.verify import ranks
 from grids import factorisations, grid_of
 
 axonn, functional = torch.ops.axonn, torch.ops._c10d_functional

@@ -82,6 +82,6 @@ def test_another_batch_size_goes_on_behind_what_was_read(
         train_here(tmp_path / "run", **options | changed)
     assert read == want
     out = capsys.readouterr().out
-    assert "train.batch_size was 4 in the run that is continued, now 16: it goes on with the" in out
+    assert "train.batch_size was 4 in the run that is continued, now 16: it continues with" in out
     tokens = [step.tokens for step in read_metrics(tmp_path / "run").steps]
     assert [count // 32 for count in tokens] == [8, 16, 24, 28, 32, 48, 64]

@@ -75,7 +75,7 @@ def test_a_rank_that_does_not_answer_ends_the_job_without_saving(tmp_path) -> No
             os.kill(stopped, signal.SIGKILL)
     output, _ = job.communicate(timeout=HANG_SECONDS)
     assert job.returncode == 1
-    assert "SIGTERM: no answer of rank 1; nothing is saved" in output
+    assert "SIGTERM: no answer from rank 1; nothing is saved" in output
     assert CheckpointFolder(folder / "checkpoints").steps() == []
 
 

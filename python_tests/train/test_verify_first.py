@@ -82,7 +82,9 @@ def test_a_host_that_has_a_stamp_waits_for_one_that_has_none(pool, tmp_path: Pat
 
 def test_wrong_kernels_are_told_and_not_used(pool, tmp_path: Path):
     found = pool(4).run(take_part, str(tmp_path), "wrong", "fused=fails", "fused_sm90=passes")
-    said = f"{os.uname().nodename}: `axonn-ext verify` found kernels wrong, or was ended; {GOES_ON}"
+    said = (
+        f"{os.uname().nodename}: `axonn-ext verify` found wrong kernels or was stopped; {GOES_ON}"
+    )
     assert [rank["said"][1:] for rank in found] == [[said], [], [said], []]
     for verdicts in found[3]["verdicts"]:
         assert not verdicts["fused"].passed and verdicts["fused_sm90"].passed

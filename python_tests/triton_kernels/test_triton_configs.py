@@ -89,7 +89,7 @@ def test_what_a_problem_forbids(config, changes, reason):
 
 
 def test_descriptors_exist_from_sm_90_on():
-    assert why(limits=SM80) == f"{HOPPER.name} on sm_80: there are tensor descriptors from sm_90 on"
+    assert why(limits=SM80) == f"{HOPPER.name} on sm_80: tensor descriptors need sm_90 or later"
 
 
 def test_shared_memory_is_that_of_the_stages_or_of_the_tile():
@@ -229,8 +229,8 @@ def test_amd_gpus_have_configs_that_fit_them(limits: DeviceLimits, dtype: str, v
 def test_what_amd_gpus_do_not_run():
     gfx942 = TileConfig(128, 128, 64, 4, 2)
     assert why(gfx942, limits=GFX942) == ""
-    assert "on gfx942: there are tensor descriptors from sm_90 on" in why(limits=GFX942)
-    assert "instructions of NVIDIA's" in why(gfx942, replace(LARGE, fused=True), GFX942)
+    assert "on gfx942: tensor descriptors need sm_90 or later" in why(limits=GFX942)
+    assert "needs instructions of NVIDIA GPUs" in why(gfx942, replace(LARGE, fused=True), GFX942)
     assert "16 warps have more than 512 threads" in why(
         replace(gfx942, num_warps=16), limits=GFX942
     )

@@ -23,10 +23,10 @@ from torch import Tensor
 from torch.library import Library
 
 from axonn_ext import nn
-from axonn_ext.bench.verify.products import laid_out
 from axonn_ext.kernels import extension, tuning
 from axonn_ext.kernels.triton import register
 from axonn_ext.spec import settings
+from axonn_ext.verify.products import laid_out
 from grids import bound, relative_error
 from product_cases import CPU_VARIANTS, K, M, N, linear_and_input
 from tuning_cache import cache_in, edit, files

@@ -13,11 +13,11 @@ from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
 from axonn_ext import GridShape, models, nn, warm_up
-from axonn_ext.bench.verify.products import laid_out
 from axonn_ext.calibrate.products import measure_product
 from axonn_ext.kernels import tuning
 from axonn_ext.models import ModelConfig
 from axonn_ext.spec.products import Product, linear_products
+from axonn_ext.verify.products import laid_out
 from grids import bound, grid_of, relative_error
 from product_cases import CPU_VARIANTS, K, M, N, linear_and_input
 from tuning_cache import cache_in, edit, files

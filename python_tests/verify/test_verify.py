@@ -16,16 +16,16 @@ import pytest
 import torch
 
 import commands
-from axonn_ext.bench.verify import groups, run, virtual
-from axonn_ext.bench.verify.groups import Group
-from axonn_ext.bench.verify.run import FAILED, NOT_RUN, PASSED, Outcome
-from axonn_ext.bench.verify.worker import NOT_RUN_STATUS, Task
 from axonn_ext.cli import main
 from axonn_ext.cli import verify as command
 from axonn_ext.kernels import verified
 from axonn_ext.kernels.verified import Stamp, Verdict
 from axonn_ext.spec.settings import worker_environment
 from axonn_ext.terminal.errors import UserError
+from axonn_ext.verify import groups, run, virtual
+from axonn_ext.verify.groups import Group
+from axonn_ext.verify.run import FAILED, NOT_RUN, PASSED, Outcome
+from axonn_ext.verify.worker import NOT_RUN_STATUS, Task
 from limits import HANG_SECONDS
 from stamp_cases import H100, WRONG
 
@@ -43,8 +43,8 @@ HANG = f"""
 import faulthandler, sys
 faulthandler.dump_traceback_later({HANG_SECONDS / 2}, exit=True)
 from axonn_ext.terminal.errors import TrainingError
-from axonn_ext.bench.verify import run
-from axonn_ext.bench.verify.groups import Group
+from axonn_ext.verify import run
+from axonn_ext.verify.groups import Group
 try:
     list(run.run_groups([Group("hangs", "fused", "verify_targets:hangs")], device="cpu"))
 except TrainingError as error:
@@ -130,7 +130,7 @@ def test_ranks_that_do_not_meet_are_no_wrong_kernel(
     monkeypatch.setenv("AXONN_TIMEOUT_SECONDS", "1")
     store, result = str(tmp_path / "store"), tmp_path / "result.json"
     task = Task("verify_targets:passes", 0, 2, store, "cpu", str(result), os.getpid())
-    program = [sys.executable, "-m", "axonn_ext.bench.verify.worker", json.dumps(vars(task))]
+    program = [sys.executable, "-m", "axonn_ext.verify.worker", json.dumps(vars(task))]
     done = subprocess.run(program, env=worker_environment(), check=False, timeout=HANG_SECONDS)
     assert done.returncode == NOT_RUN_STATUS
     assert json.loads(result.read_text())["unsupported"].startswith("rank 0 cannot start: ")

@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 
 import commands
-from axonn_ext.bench.verify import groups
-from axonn_ext.bench.verify.record import Record
-from axonn_ext.bench.verify.run import FAILED, NOT_RUN, PASSED, Outcome
 from axonn_ext.cli import verify as command
 from axonn_ext.kernels import verified
 from axonn_ext.kernels.verified import Stamp, Verdict
 from axonn_ext.terminal.errors import UserError
+from axonn_ext.verify import groups
+from axonn_ext.verify.record import Record
+from axonn_ext.verify.run import FAILED, NOT_RUN, PASSED, Outcome
 from stamp_cases import H100
 from verify_on_cpu import verify_command
 

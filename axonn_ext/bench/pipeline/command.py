@@ -116,7 +116,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _run_here(here: Process, console: Console, plan: Plan) -> list[Row]:
     """Times the cases of a plan in the processes that exist already."""
-    # Imported here, as timing needs torch's distributed training, which takes a second to load.
+    # Imported here, since timing needs torch's distributed part, which takes a second to load.
     from axonn_ext.bench.pipeline.run import time_cases
 
     with launched.meeting("pipeline", plan, here, "cpu"):
@@ -124,7 +124,7 @@ def _run_here(here: Process, console: Console, plan: Plan) -> list[Row]:
 
 
 def make_plan(args: argparse.Namespace) -> Plan:
-    """Returns what the arguments ask for. Raises UserError with all problems that were found."""
+    """Returns the plan of the arguments. Raises UserError with all problems that were found."""
     grid = parse_grid("--grid", args.grid, pipe=True)
     check_processes(grid)
     if grid.pipe < 2:
@@ -140,7 +140,7 @@ def make_plan(args: argparse.Namespace) -> Plan:
 
 
 def _cases(args: argparse.Namespace, grid: GridShape) -> tuple[CaseSpec, ...]:
-    """Returns the cases that were asked for, or those that can run; always with 1f1b."""
+    """Returns the requested cases, or those that can run; always with 1f1b."""
     asked = set(args.case or CASES) | {BASE}
     found = {name: problem_of(CASES[name], grid, args.micro_batches) for name in CASES}
     problems = [f"--case {name}: {found[name]}" for name in args.case or () if found[name]]

@@ -1,4 +1,4 @@
-"""What a run of the benchmark does, in plain values that its processes get as JSON."""
+"""The plan of a run of the benchmark, in plain values that its processes get as JSON."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from axonn_ext.spec.pipeline_options import PipelineOptions
 from axonn_ext.spec.pipeline_simulator import StageTimes
 
 OURS, TORCH = "ours", "torch"
-BASE = "1f1b"  # what all others are compared with
+BASE = "1f1b"  # the schedule with which all others are compared
 LAYERS_PER_STAGE = 2  # so that "interleaved" can split a stage
 FEATURES, ROWS = 128, 64  # of a layer and a micro-batch; a message has 32 KiB
 BYTES_PER_MICRO_BATCH = 2 * LAYERS_PER_STAGE * FEATURES * ROWS * 4  # x and dy of each Linear
@@ -21,8 +21,8 @@ BYTES_PER_MICRO_BATCH = 2 * LAYERS_PER_STAGE * FEATURES * ROWS * 4  # x and dy o
 class CaseSpec(PipelineOptions):
     """One schedule, with its options.
 
-    system: "ours" or "torch". deferred: of how many micro-batches weight gradients may wait;
-    0: of as many as PipelineOptions lets wait. deferred_bytes follows from it.
+    system: "ours" or "torch". deferred: how many micro-batches' weight gradients may wait; 0: as
+    many as PipelineOptions allows. deferred_bytes follows from it.
     """
 
     name: str
@@ -30,7 +30,7 @@ class CaseSpec(PipelineOptions):
     deferred: int = 0
 
     def options(self, ranks_per_stage: int) -> PipelineOptions:
-        """Returns the options of our pipeline. A rank has its part of what is deferred."""
+        """Returns the options of our pipeline. A rank has its share of the deferred bytes."""
         held = self.deferred * BYTES_PER_MICRO_BATCH // ranks_per_stage
         options = {name: getattr(self, name) for name in keys_of(PipelineOptions)}
         return PipelineOptions(**options | {"deferred_bytes": held})
@@ -91,11 +91,11 @@ class Plan:
         return self.micro_batches * self.micro_batch_s
 
     def times(self, parts: int = 1) -> StageTimes:
-        """Returns the seconds of one of so many equal parts of a stage."""
+        """Returns the seconds of one of `parts` equal parts of a stage."""
         return StageTimes(*(ms / 1e3 / parts for ms in self.stage_ms))
 
     def timed(self, case: CaseSpec) -> tuple[float, ...]:
-        """Returns the delays with which the case runs. Torch's messages cannot be made late."""
+        """Returns the delays with which the case runs. Torch's messages cannot be delayed."""
         return tuple(delay for delay in self.delays if case.system == OURS or delay == 0)
 
 

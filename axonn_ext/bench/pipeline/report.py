@@ -26,7 +26,7 @@ _COLUMNS = (
 
 
 def print_rows(console: Console, rows: Sequence[Row]) -> None:
-    """Prints a table for each delay, and what follows from it."""
+    """Prints a table for each delay, and the conclusions from it."""
     lines = lines_of(rows)
     for delay in dict.fromkeys(row.delay for row in rows):
         group = [row for row in rows if row.delay == delay]
@@ -54,7 +54,7 @@ def percent(share: float) -> str:
 
 
 def cautions(group: Sequence[Row]) -> list[str]:
-    """Returns what is wrong, and why numbers may be less meaningful than they seem."""
+    """Returns what is wrong, and reasons to mistrust the numbers."""
     texts = [f"{row.case}: {row.problem}; it gets no time" for row in group if row.problem]
     if group[0].delay:  # random delays spread
         return texts
@@ -94,8 +94,8 @@ _WIDTH, _LEFT, _RIGHT = 11.0, 2.1, 0.4  # inches
 def plot_rows(rows: Sequence[Row], subtitle: str, path: Path) -> None:
     """Draws timelines of the largest delay, below them bars of every delay.
 
-    A bar is the median with its middle half; a tick is what the simulator says. The ending of the
-    file's name decides the format.
+    A bar is the median with its interquartile range; a tick is the simulator's time. The suffix of
+    the file's name decides the format.
     """
     delays = list(dict.fromkeys(row.delay for row in rows))
     groups = [[row for row in rows if row.delay == delay and row.median_s] for delay in delays]
@@ -173,7 +173,7 @@ def _handles(*, with_timeline: bool) -> list[Any]:
     """Returns what the legend shows."""
     from matplotlib.lines import Line2D
 
-    label = "backward, with weight gradients unless they are apart"
+    label = "backward, with weight gradients unless deferred"
     colors = {label if kind == "backward" else kind: color for kind, color in COLORS.items()}
     return [
         *charts.patches((colors if with_timeline else {}) | {"torch's": GREY}),

@@ -1,4 +1,4 @@
-"""The results: rows, what follows from them, and the lines that a run should reach."""
+"""The results of a run: rows, and the targets that it should reach."""
 
 from __future__ import annotations
 
@@ -21,9 +21,8 @@ class Use:
     """What a step needed, by stage. deferred, held, deferred_bytes: None where they are not known.
 
     in_flight, deferred, held: the most micro-batches whose activations a stage held, whose weight
-    gradients waited, and both together; of "interleaved", of one chunk each. decisions: those that
-    were told to other ranks of the stage. decision_us: how long the leader needed for one; None
-    without any.
+    gradients waited, and both together; for "interleaved", of one chunk each. decisions: the number
+    sent to other ranks of the stage. decision_us: the leader's time for one; None without any.
     """
 
     in_flight: tuple[int, ...]
@@ -54,8 +53,8 @@ class Row:
     median_s, low_s, high_s, min_s    the seconds of a step: median, quartiles and minimum
     ratio_to_1f1b   the median over rounds of t / t of 1f1b in the same round
     ratio_to_ideal  median_s / ideal_s, the time of a stage that never waits
-    simulated_s     the median over rounds of what the simulator says, with the same delays
-    formula_s       ideal_s and the bubble of the schedule's formula; without delays only
+    simulated_s     the median over rounds of the simulator's times, with the same delays
+    formula_s       ideal_s and the bubble of the schedule's formula; only without delays
     samples_s       the seconds of each round
     """
 
@@ -99,7 +98,7 @@ def simulated_seconds(spec: CaseSpec, plan: Plan, delay: float, round_number: in
 
 
 def formula_seconds(spec: CaseSpec, plan: Plan, delay: float) -> float | None:
-    """Returns the time of a step by the formula of the bubble; None where there is none."""
+    """Returns the time of a step by the bubble's formula; None if there is none."""
     if delay or spec.schedule == "message_driven":
         return None
     times = plan.times()
@@ -156,11 +155,11 @@ def quartiles(values: Sequence[float]) -> tuple[float, float, float]:
 
 @dataclass(frozen=True)
 class Line:
-    """A comparison of two schedules of the same rounds, with what it should reach.
+    """A comparison of two schedules in the same rounds, with its target.
 
     ratio           the median over rounds of t_case / t_against
     low, high       the quartiles over rounds
-    most            the largest ratio that is aimed at
+    most            the largest ratio that meets the target
     simulated       the ratio of the simulator's times
     """
 

@@ -1,4 +1,4 @@
-"""The part of one process: builds the schedules, checks their gradients, times them in turns."""
+"""The work of one process: builds the schedules, checks their gradients, times them in turns."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from axonn_ext.ranks.rank_values import of_all_ranks
 
 @dataclass
 class _Timed:
-    """What was measured of one schedule. By delay: seconds of each round, and the last use."""
+    """The measurements of one schedule. By delay: seconds of each round, and the last use."""
 
     system: System
     error: float = 0.0
@@ -38,7 +38,7 @@ class _Timed:
 def time_cases(plan: Plan, on_round: Callable[[], None] = lambda: None) -> list[Row]:
     """Returns a row for each case and delay of the plan; all ranks must call this.
 
-    Only rank 0's rows have what other ranks needed, and timelines.
+    Only rank 0's rows have timelines and what other ranks needed.
     """
     grid, ranks = Grid(**plan.grid.as_dict()), Ranks()
     delays = Delays(plan.micro_batches, plan.stages * max(c.chunks for c in plan.cases), plan.seed)
@@ -62,7 +62,7 @@ def time_cases(plan: Plan, on_round: Callable[[], None] = lambda: None) -> list[
 
 
 def build_systems(plan: Plan, grid: Grid, delays: Delays) -> list[System]:
-    """Returns all cases of the plan, of which torch's are loaded only if they are asked for."""
+    """Returns the systems of all cases of the plan; torch's are loaded only on request."""
     systems = []
     for spec in plan.cases:
         if spec.system == OURS:

@@ -1,7 +1,7 @@
-"""Our pipeline on emulated stages, whose messages come late by random times.
+"""Our pipeline on emulated stages, with messages that are late by random times.
 
 With fewer cores than stages, stages that really compute would measure the cores and not the
-schedule. A sleep leaves its core to others, so emulated stages run beside each other anywhere.
+schedule. A sleep leaves its core to others, so emulated stages run in parallel anywhere.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from axonn_ext.spec.pipeline_simulator import StageTimes
 
 
 class Sleeper:
-    """Sleeps for as long as work would take, over several sleeps exactly so.
+    """Sleeps for as long as work would take, exactly so over several sleeps.
 
-    A sleep ends too late, by some tenths of a millisecond and by more on a busy machine. What was
-    too much is taken from the next sleep.
+    A sleep ends too late, by some tenths of a millisecond and by more on a busy machine. The excess
+    is subtracted from the next sleep.
     """
 
     def __init__(self) -> None:
         self._owed = 0.0
 
     def sleep(self, seconds: float, *, began: float | None = None) -> None:
-        """Returns so many seconds after `began`, default now; both are of time.perf_counter()."""
+        """Returns `seconds` after `began`, by default now, a time of time.perf_counter()."""
         began = time.perf_counter() if began is None else began
         wanted = began + seconds - self._owed
         time.sleep(max(0.0, wanted - time.perf_counter()))
@@ -44,7 +44,7 @@ class Sleeper:
 
 
 class EmulatedLayer(nn.Module):
-    """Returns what a small Linear makes of x, after as many seconds as a large one would take.
+    """Returns the result of a small Linear after as many seconds as a large one would take.
 
     Forward and the input gradient take `times.forward` and `times.backward`. The gradient of the
     weight takes `times.weight` at the moment when it is added: in backward, or later if a schedule
@@ -56,8 +56,8 @@ class EmulatedLayer(nn.Module):
         self.linear, self._times, self._sleeper = linear, times, sleeper
         weight = linear.weight
         assert isinstance(weight, nn.Parameter)
-        # A hook of the tensor, since torch's split backward adds to `grad` itself, without running
-        # hooks for accumulated gradients.
+        # A tensor hook, since torch's split backward adds to `grad` itself, without running hooks
+        # for accumulated gradients.
         weight.register_hook(self._weight)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -71,10 +71,10 @@ class EmulatedLayer(nn.Module):
 
 
 class _Sleep(torch.autograd.Function):
-    """The identity, whose backward takes so many seconds.
+    """The identity, with a backward that takes `seconds`.
 
-    It follows the Linear, so that it runs also where the input of the layer needs no gradient. It
-    returns a copy, since torch's pipelining detaches what a stage returns, which no view allows.
+    It follows the Linear, so that it also runs if the input of the layer needs no gradient. It
+    returns a copy, since torch's pipelining detaches a stage's result, which views do not allow.
     """
 
     @staticmethod
@@ -90,9 +90,9 @@ class _Sleep(torch.autograd.Function):
 
 
 class Delays:
-    """How late messages come: random seconds, the same for every schedule in a round.
+    """The delays of messages: random seconds, the same for every schedule in a round.
 
-    They are exponentially distributed. `draw` makes those of a round.
+    They are exponentially distributed. `draw` draws those of a round.
     """
 
     def __init__(self, micro_batches: int, virtual_stages: int, seed: int) -> None:
@@ -100,26 +100,26 @@ class Delays:
         self._seed, self._seconds = seed, torch.zeros(self._shape).tolist()
 
     def draw(self, mean_s: float, round_number: int) -> None:
-        """Makes the delays of a round, with so many seconds in the mean; none for a mean of 0."""
+        """Draws the delays of a round with a mean of mean_s; none if it is 0."""
         generator = torch.Generator().manual_seed(self._seed * 1_000_003 + round_number + 1)
         drawn = torch.empty(self._shape, dtype=torch.float64).exponential_(generator=generator)
         self._seconds = (mean_s * drawn).tolist()
 
     def of_receiver(self, direction: str, stage: int, micro_batch: int) -> float:
-        """Returns the delay of the message that a virtual stage gets."""
+        """Returns the delay of the message that a virtual stage receives."""
         seconds: float = self._seconds[direction == "backward"][stage][micro_batch]
         return seconds
 
     def of_sender(self, direction: str, stage: int, micro_batch: int) -> float:
-        """Returns the delay of the message that a virtual stage sends, as the simulator asks."""
+        """Returns the delay of the message that a virtual stage sends, for the simulator."""
         receiver = stage + (1 if direction == "forward" else -1)
         return self.of_receiver(direction, receiver, micro_batch)
 
 
 def peaks(tasks: Iterable[Task], *, defers: bool) -> tuple[int, int]:
-    """Returns the most micro-batches that wait for weight gradients, and that are held at all.
+    """Returns the most micro-batches that wait for weight gradients, and that are held in total.
 
-    Those in flight are held, too. tasks: what ran, in order.
+    Those in flight are held as well. tasks: what ran, in order.
     """
     in_flight = waiting = most_waiting = most_held = 0
     for task in tasks:
@@ -152,7 +152,7 @@ class StepUse:
 
 @dataclass(frozen=True)
 class System:
-    """A schedule on this rank. step: runs all micro-batches; gradients: what it has left."""
+    """A schedule on this rank. step: runs all micro-batches; gradients: those it leaves."""
 
     spec: CaseSpec
     step: Callable[[], object]
@@ -171,7 +171,7 @@ def make_linear(number: int, grid: Grid) -> Linear:
 def batches(plan: Plan, grid: Grid) -> list[Batch]:
     """Returns inputs and targets of each micro-batch on this rank."""
     generator = torch.Generator().manual_seed(plan.seed)
-    # As each rank of a stage has its own block of a stage's input, it has its own random numbers.
+    # Each rank of a stage has its own block of the stage's input, and so its own random numbers.
     shape = (ROWS // grid.size("x") // grid.size("z"), FEATURES // grid.size("y"))
     return [
         (torch.randn(shape, generator=generator), torch.randn(shape, generator=generator))
@@ -193,7 +193,7 @@ def serial_gradients(plan: Plan, grid: Grid) -> Gradients:
 
 
 def build_ours(spec: CaseSpec, plan: Plan, grid: Grid, delays: Delays) -> System:
-    """Returns a pipeline of ours; all ranks must call this in the same order."""
+    """Returns our pipeline; all ranks must call this in the same order."""
     times, sleeper = plan.times(LAYERS_PER_STAGE), Sleeper()
     layers = [
         partial(_layer, number, grid, times, sleeper)
@@ -243,12 +243,12 @@ def forget(linears: dict[int, Any]) -> None:
 
 
 def error_of(got: Gradients, want: Gradients) -> float:
-    """Returns the largest error of a gradient, over the largest element of it."""
+    """Returns the largest error of a gradient, relative to its largest element."""
     return max(
         float(((g - want[n]).abs().max() / want[n].abs().max()).item()) for n, g in got.items()
     )
 
 
 def own_layers(plan: Plan, stage: int) -> Sequence[int]:
-    """Returns the numbers of a stage's layers where each rank has one stage."""
+    """Returns the numbers of a stage's layers if each rank has one stage."""
     return range(stage * LAYERS_PER_STAGE, (stage + 1) * LAYERS_PER_STAGE)

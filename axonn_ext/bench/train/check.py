@@ -1,4 +1,4 @@
-"""Checks that all systems train alike; otherwise, their times could not be compared."""
+"""Checks that all systems train alike; otherwise their times would not be comparable."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ NUM_STEPS = 3
 # least 1e-3.
 LOSS_BOUND = 2e-5
 # torch's norm of a matrix adds 1e6 squares in fp32, in as many lanes as the processor has. The
-# measured difference to a sum by shards is 1.4e-5. A gradient that is not summed, or is averaged
+# measured difference from a sum by shards is 1.4e-5. A gradient that is not summed, or is averaged
 # twice, is wrong by half.
 NORM_BOUND = 3e-4
 # In bf16 (eps 7.8e-3), systems round at different places: autocast keeps the residual stream in

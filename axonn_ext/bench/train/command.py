@@ -41,8 +41,8 @@ from axonn_ext.terminal.memory import memory_problem
 from axonn_ext.terminal.rows import RowsFile
 
 DEFAULT_NPROC = 4
-# On a rank that has it all. In fp32 these are weight, gradient and two moments; in bf16 and fp16,
-# weight and gradient of two bytes each, and a master weight and two moments in fp32.
+# On a rank that holds the whole parameter: in fp32, weight, gradient and two moments; in bf16 and
+# fp16, two bytes each of weight and gradient, and a master weight and two moments in fp32.
 BYTES_OF_A_PARAMETER = 16
 
 
@@ -88,8 +88,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _run_here(here: Process, console: Console, plan: Plan) -> list[Row] | MemoryUse:
-    """Does what a plan says in the processes that exist already."""
-    # Imported here, as it needs torch's distributed training, which takes a second to load.
+    """Runs a plan in the processes that already exist."""
+    # Imported here, since it needs torch's distributed part, which takes a second to load.
     from axonn_ext.bench.train.run import time_systems, weigh_system
 
     def tell(text: str) -> None:
@@ -106,8 +106,8 @@ def _run_here(here: Process, console: Console, plan: Plan) -> list[Row] | Memory
 def leave(status: int) -> NoReturn:
     """Ends this process at once.
 
-    Torch's caches of meshes keep gloo's threads alive until the end. If such a thread frees a
-    tensor while Python shuts down, Python stops the thread at a place where C++ can only abort.
+    Torch's mesh caches keep gloo's threads alive until the end. If such a thread frees a tensor
+    while Python shuts down, Python stops the thread at a place where C++ can only abort.
     """
     sys.stdout.flush()
     sys.stderr.flush()
@@ -115,7 +115,7 @@ def leave(status: int) -> NoReturn:
 
 
 def make_plans(args: argparse.Namespace, here: Process | None = None) -> list[Plan]:
-    """Returns the launches that the arguments ask for, one for each number of ranks.
+    """Returns the launches for the arguments, one for each number of ranks.
 
     Raises: UserError with all problems that were found.
     """
@@ -152,7 +152,7 @@ def make_plans(args: argparse.Namespace, here: Process | None = None) -> list[Pl
         except ValueError as error:
             raise UserError(str(error)) from None
         plans.append(plan)
-        # All systems are there at once. With ddp, every rank has the whole model.
+        # All systems exist at once. With ddp, every rank has the whole model.
         copies = sum(count if spec.kind == "ddp" else 1 for spec in plan.systems)
         num_bytes = copies * plan.workload.model.num_parameters() * BYTES_OF_A_PARAMETER
         problem = memory_problem(
@@ -186,7 +186,7 @@ def _num_ranks(args: argparse.Namespace, here: Process | None) -> int:
 def _grids(args: argparse.Namespace, count: int, most: int) -> list[GridShape]:
     """Returns the given grids of `count` ranks, or else the default grid.
 
-    Raises: UserError for a grid for which no launch has the right number of ranks.
+    Raises: UserError for a grid whose number of ranks no launch has.
     """
     asked = list(dict.fromkeys(parse_grid("--grid", text) for text in args.grid or ()))
     for grid in asked:
@@ -231,7 +231,7 @@ def _launch_all(
     plans: Sequence[Plan], console: Console, *, weigh: bool,
     write: Callable[[Sequence[Row]], None],
 ) -> list[Row]:  # fmt: skip
-    """Starts the launches, one after another. write: gets all rows whenever there is a new one."""
+    """Starts one launch after another. write: receives all rows whenever there is a new one."""
     rows: list[Row] = []
     for plan in plans:
         text = f"timing {len(plan.systems)} systems, {plan.num_ranks} ranks"

@@ -1,4 +1,4 @@
-"""GPT-2 as a user of plain torch would write it, on which torch's own methods are measured.
+"""GPT-2 as a user of plain torch would write it, to measure torch's own methods.
 
 `models.plain` has the layers of Hugging Face's GPT-2. torch's tensor parallelism does not support
 its Conv1D, which also adds the bias in a separate op. Here every matrix is an `nn.Linear`. Names

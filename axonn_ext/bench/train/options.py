@@ -32,7 +32,7 @@ examples:
   axonn-ext bench train --strong --json strong.json --plot strong.png
   axonn-ext bench train --device cuda --nproc 1 --baseline ddp --baseline fsdp2
 """
-# Sizes that a step of each device is made of, by option.
+# The sizes of a step on each device, by option.
 SIZES = {
     "cpu": {"hidden": 512, "layers": 6, "heads": 8, "sequence": 256, "batch": 16,
             "vocabulary": 512},

@@ -1,4 +1,4 @@
-"""What a run of the benchmark does, and its rows, in plain values that processes send as JSON."""
+"""The plan of a run and its rows, in plain values that processes exchange as JSON."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ DTYPES = (FP32, BF16)
 
 @dataclass(frozen=True)
 class SystemSpec:
-    """One system that trains: a baseline, or ours on a grid, with a stage of ZeRO."""
+    """One system that trains: a baseline, or ours on a grid, with a ZeRO stage."""
 
     kind: str
     grid: GridShape | None = None
@@ -37,7 +37,7 @@ class SystemSpec:
 
 @dataclass(frozen=True)
 class Workload:
-    """The training that all systems do in the same way.
+    """The training that all systems do.
 
     batch_size: the sequences of the global batch. clip_norm: the limit of the gradients' global
     norm. dtype: the dtype of matrix products; with bf16, each system uses its own mixed precision,
@@ -63,7 +63,7 @@ class Plan:
     """One launch: what is measured, and on how many ranks.
 
     single_threads: the threads of the only process of `single`; every other rank has one thread.
-    device: "cpu", or "cuda" for a GPU of each rank's own.
+    device: "cpu", or "cuda" for one GPU per rank.
     """
 
     workload: Workload
@@ -76,7 +76,7 @@ class Plan:
     device: str = "cpu"
 
     def problems(self) -> list[str]:
-        """Returns where the ranks do not divide the work; empty if every system can run."""
+        """Returns what the ranks cannot divide evenly; empty if every system can run."""
         return [
             f"{spec.name}: {problem}"
             for spec in self.systems
@@ -111,11 +111,11 @@ def _problems(
 
 @dataclass(frozen=True)
 class MemoryUse:
-    """The peak memory of training on the rank where it is largest, without that before training.
+    """The peak memory of training on the rank where it is largest, minus that before training.
 
-    peak_bytes: resident memory; on GPUs what torch has allocated. shared_bytes: the part of it that
-    is symmetric memory which the rank has read or written, including its peers'. A page that two
-    ranks use counts on both. On GPUs it is 0, as torch's allocator does not have that memory.
+    peak_bytes: resident memory; on GPUs, torch's allocated memory. shared_bytes: the part of it in
+    symmetric memory, its own or its peers', that the rank has read or written. A page that two
+    ranks use counts on both. On GPUs it is 0, as that memory is outside torch's allocator.
     """
 
     peak_bytes: int
@@ -129,8 +129,8 @@ class Row:
     loss_error, norm_error: the relative errors of the first steps, compared with `single`; None for
     values that are not numbers. spread_ms: the interquartile range of the rounds. ratio_to_single:
     tokens/s over those of `single` in the same run. memory: None if it was not measured. tflops:
-    model flops of all ranks per second, in 10**12, with half of attention, which is causal.
-    peak_fraction: these over the peak of the GPUs; None for CPUs and for GPUs without a known peak.
+    model flops of all ranks per second, in 10**12, with half of attention, since it is causal.
+    peak_fraction: tflops over the GPUs' peak; None for CPUs and for GPUs whose peak is unknown.
     """
 
     system: str

@@ -53,7 +53,7 @@ def runs_of(rows: Sequence[Row]) -> list[list[Row]]:
 
 
 def findings(run: Sequence[Row], *, cores: int) -> list[str]:
-    """Returns what the numbers of one run show, and how far they can be trusted."""
+    """Returns the findings of one run, and how far they can be trusted."""
     lines = [f"{row.system}: {row.problem}; it gets no time" for row in run if row.problem]
     num_ranks = max(row.num_ranks for row in run)
     speeds = {row.system: row.tokens_per_s for row in run if row.tokens_per_s is not None}
@@ -69,8 +69,8 @@ def findings(run: Sequence[Row], *, cores: int) -> list[str]:
         lines.append(text)
     if run[0].device == "cpu" and num_ranks > cores:
         lines.append(
-            f"{num_ranks} ranks share {cores} cores, all of which single has, too: split without "
-            "any cost, the same arithmetic would reach 1.00 of single"
+            f"{num_ranks} ranks share {cores} cores, and single has all of these as well: split at "
+            "no cost, the same arithmetic would reach 1.00 of single"
         )
     return lines + noisy((row.system, row.median_ms, row.spread_ms) for row in run)
 

@@ -1,4 +1,4 @@
-"""The part of one process: builds systems, checks their losses, and measures time or memory."""
+"""The work of one process: builds systems, checks their losses, and measures time or memory."""
 
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ def time_systems(
 ) -> list[Row]:
     """Returns a row for each system of the plan; all ranks must call this.
 
-    Only systems that train like `single` are timed; every plan has `single`. tell: is called on
-    every rank with a sentence about each system, before any is timed.
+    Only systems that train like `single` are timed; every plan has `single`. tell: called on every
+    rank with a sentence about each system, before any is timed.
     """
     tried = try_systems(plan, ranks_of(plan.device), tell, build=build)
     right = [each.system for each in tried if each.verdict.problem is None]
@@ -106,7 +106,7 @@ def peak_of(device: str, dtype: str) -> float | None:
 
 
 def _begin_peak(device: str) -> int:
-    """Returns the bytes that are allocated on this rank's GPU, and begins to watch their peak."""
+    """Returns the bytes allocated on this rank's GPU, and starts recording their peak."""
     if device != "cuda":
         return 0
     gc.collect()
@@ -126,8 +126,8 @@ def _end_peak(device: str, before: int, ranks: Ranks) -> MemoryUse | None:
 def weigh_system(plan: Plan) -> MemoryUse:
     """Measures the peak memory of some steps of the plan's only system, on CPUs.
 
-    All ranks must call this. It must run in new processes, since memory that another system has
-    freed would be used again.
+    All ranks must call this. It must run in new processes, since memory freed by another system
+    would be reused.
     """
     (spec,) = plan.systems
     _load_libraries(plan)
@@ -162,7 +162,7 @@ def _call(system: System) -> Callable[[], None]:
 
 
 def _load_libraries(plan: Plan) -> None:
-    """Uses what any training in torch loads and allocates once, so that no system is charged it."""
+    """Triggers torch's one-time loads and allocations, so that no system is charged for them."""
     dtype = torch.bfloat16 if plan.workload.dtype == BF16 else torch.float32
     layer = torch.nn.Linear(64, 64, device=plan.device, dtype=dtype)
     optimizer = torch.optim.AdamW(layer.parameters(), fused=True)
@@ -172,7 +172,7 @@ def _load_libraries(plan: Plan) -> None:
 
 
 def _status(name: str) -> int:
-    """Returns a number of /proc/self/status in bytes."""
+    """Returns a number from /proc/self/status in bytes."""
     match = re.search(rf"^{name}:\s*(\d+) kB$", Path("/proc/self/status").read_text(), re.MULTILINE)
     if match is None:
         raise RuntimeError(f"/proc/self/status has no line {name}: memory cannot be measured here")

@@ -51,7 +51,7 @@ class System:
     """A system that can be measured.
 
     step         does one training step; None: this rank has no part in it
-    local_loss   whether the loss of `step` is that of this rank's part of the batch only
+    local_loss   whether the loss of `step` covers only this rank's part of the batch
     num_threads  the number of threads of each rank that takes part
     """
 
@@ -64,7 +64,7 @@ class System:
 def whole_initial_state(plan: Plan) -> State:
     """Returns the initial weights, equal for every number of ranks; all ranks must call this.
 
-    Every rank holds all of them, which only the comparison of systems needs.
+    Every rank holds all of them, which is needed only to compare systems.
     """
     grid = Grid(data=dist.get_world_size())
     model = models.build(
@@ -104,7 +104,7 @@ def batches(workload: Workload) -> Iterator[tuple[Tensor, Tensor]]:
 
 
 def _moved(batch: Iterable[Tensor], device: torch.device) -> list[Tensor]:
-    """Returns a batch of the host's on the device; for a GPU, without waiting for its arrival."""
+    """Moves a batch from the host to the device, asynchronously for a GPU."""
     if device.type == "cpu":
         return list(batch)
     return [t.contiguous().pin_memory().to(device, non_blocking=True) for t in batch]
@@ -207,7 +207,7 @@ def _tensor_parallel(
 ) -> Callable[[], Step]:
     """Splits the matrices over all ranks like Megatron, and gathers the logits.
 
-    sequence_parallel: the sequence is split between the matrices, too.
+    sequence_parallel: the sequence is also split, between the matrices.
     """
     workload = plan.workload
     mesh = init_device_mesh(plan.device, (dist.get_world_size(),))
@@ -227,7 +227,7 @@ def _tensor_parallel(
 def _tensor_parallel_plan(
     sequence_parallel: bool,
 ) -> tuple[dict[str, ParallelStyle], dict[str, ParallelStyle]]:
-    """Returns the styles of the modules of the model, and of those of a block."""
+    """Returns the styles of the model's modules, and those of a block's modules."""
     between = Shard(1) if sequence_parallel else Replicate()
     outer: dict[str, ParallelStyle] = {
         "wte": RowwiseParallel(input_layouts=Replicate(), output_layouts=between),
@@ -302,9 +302,9 @@ def torch_step(
 
 
 def _groups(parameters: Sequence[nn.Parameter]) -> list[list[nn.Parameter]]:
-    """Returns groups of matrices and of other parameters, with DTensors in groups of their own.
+    """Returns groups of matrices and of other parameters, with DTensors in separate groups.
 
-    The kernels of the optimizer and of the norm do not take DTensors together with plain tensors.
+    The kernels of the optimizer and the norm do not accept DTensors together with plain tensors.
     """
     groups: dict[tuple[bool, bool], list[nn.Parameter]] = {}
     for parameter in parameters:

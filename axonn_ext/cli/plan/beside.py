@@ -1,4 +1,4 @@
-"""A grid that the user has asked for beside the best one, and why their steps differ."""
+"""Compares the grid of --grid with the best one, and says why their steps differ."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from axonn_ext.planner.step.volumes import most_bytes_by_axis
 from axonn_ext.spec.grid import COMMUNICATING
 from axonn_ext.terminal.console import print_table, say
 
-_LEAST_SHARE = 0.05  # of the difference; smaller reasons are left to the table
+_LEAST_SHARE = 0.05  # of the difference; smaller reasons appear only in the table
 
 
 def print_beside(console: Console, asked: Estimate, best: Estimate, machine: Machine) -> None:
@@ -28,7 +28,7 @@ def print_beside(console: Console, asked: Estimate, best: Estimate, machine: Mac
         console,
         f"{asked.job.grid.short()} against the best of all grids, {best.job.grid.short()} "
         f"({cells.micro_batches(best.job)}; {cells.options(best.job)}): a step takes "
-        f"{cells.duration(asked.step_time_s - best.step_time_s)} ({more:.1%}) more"
+        f"{cells.duration(asked.step_time_s - best.step_time_s)} ({more:.1%}) longer"
         f"{_because(asked, best, machine)}",
     )
     say(console, "")
@@ -38,7 +38,7 @@ def print_beside(console: Console, asked: Estimate, best: Estimate, machine: Mac
 
 
 def as_json(asked: Estimate, best: Estimate, machine: Machine) -> dict[str, Any]:
-    """Returns where the time goes in the asked grid and in the best one, in seconds."""
+    """Returns where the time goes in the requested grid and in the best one, in seconds."""
     return {
         "grid": best.job.grid.as_dict(),
         "step_time_s": best.step_time_s,
@@ -47,7 +47,7 @@ def as_json(asked: Estimate, best: Estimate, machine: Machine) -> dict[str, Any]
 
 
 def differences(asked: Estimate, best: Estimate, machine: Machine) -> dict[str, list[float]]:
-    """Returns the seconds of each kind of work and wait: of the asked grid, and of the best one."""
+    """Returns the seconds of each kind of work and wait, in the requested and the best grid."""
     kinds = [explain.time_kinds(e, machine) for e in (asked, best)]
     names = dict.fromkeys((*kinds[0], *kinds[1]))
     return {name: [of.get(name, 0.0) for of in kinds] for name in names}

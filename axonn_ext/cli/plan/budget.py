@@ -1,4 +1,4 @@
-"""What a training of many tokens takes: days, GPU-hours, money and energy."""
+"""The cost of a whole training run: days, GPU-hours, money and energy."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ _HOURS_PER_DAY, _SECONDS_PER_DAY = 24, 86400
 
 
 class Budget(NamedTuple):
-    """tokens: of the whole training. price: of one GPU for an hour, in any currency. watts: of one
-    GPU while it trains. None: not known."""
+    """tokens: of the whole training run. price: of one GPU hour, in any currency. watts: of one GPU
+    while it trains. None: not known."""
 
     tokens: float
     price: float | None = None

@@ -1,4 +1,4 @@
-"""How the commands that plan write the numbers and options of a configuration."""
+"""Formats the numbers and options of a configuration for the commands that plan."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def numbers_table(first: str, *others: str) -> Table:
 
 
 def budget_heads(budget: Budget) -> list[str]:
-    """Returns the columns of what the whole training takes, as far as it is known."""
+    """Returns the columns for the cost of the whole training run, as far as it is known."""
     known = {"cost": budget.price, "MWh": budget.watts}
     return ["days", "GPU-hours", *(name for name, value in known.items() if value is not None)]
 
@@ -81,13 +81,13 @@ def numbers_of(chosen: Overlap) -> str:
 
 
 def optimizer(chosen: OptimizerOptions) -> list[str]:
-    """Returns what is not the default of where AdamW's state is."""
+    """Returns the options of AdamW's state that are not the defaults."""
     zero = [f"zero {chosen.zero}"] if chosen.zero else []
     return [*zero, f"offload {chosen.offload}"] if chosen.offload != "none" else zero
 
 
 def schedule(pipeline: PipelineOptions) -> str:
-    """Returns the name of a schedule, with what is not its default."""
+    """Returns the name of a schedule, with its options that are not the defaults."""
     parts = [words(pipeline.schedule)]
     if pipeline.chunks > 1:
         parts.append(f"{pipeline.chunks} chunks")
@@ -99,7 +99,7 @@ def schedule(pipeline: PipelineOptions) -> str:
 
 
 def peak(estimate: Estimate) -> str:
-    """Returns % of peak with half of attention counted, which is causal, and with all of it."""
+    """Returns % of peak with half of attention counted, since it is causal, and with all of it."""
     return f"{100 * estimate.peak_fraction:.1f} / {100 * estimate.whole_peak_fraction:.1f}"
 
 

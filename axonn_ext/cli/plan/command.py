@@ -144,7 +144,7 @@ def _add_fixed(group: argparse._ArgumentGroup) -> None:
 def _add_outputs(group: argparse._ArgumentGroup) -> None:
     add = group.add_argument
     add("--like", type=like.parse_like, metavar="NAME,...",
-        help=f"frameworks whose best choice is shown, too: {', '.join(FRAMEWORKS)} "
+        help=f"frameworks whose best choices to show as well: {', '.join(FRAMEWORKS)} "
         "or all")  # fmt: skip
     add("--sensitivity", action="store_true",
         help="show what changes if links are 20 %% slower or faster than in the machine "
@@ -177,7 +177,7 @@ def _axes(text: str) -> AxisRules:
 
 
 def _overlap(text: str) -> str | Overlap:
-    """Returns "on", "off", or what numbers are given; the others are the trainer's defaults."""
+    """Returns "on", "off", or the given numbers; the others are the trainer's defaults."""
     if text in ("on", "off"):
         return text
     keys = ("prefetch", "gathered_bytes", "deferred", "bucket_bytes")
@@ -220,8 +220,8 @@ def _run_one(console: Console, args: argparse.Namespace) -> None:
     found = plan(request)
     if args.explain is not None and args.explain > len(found.configs):
         raise UserError(
-            f"--explain: expected at most {len(found.configs)}, as only so many configurations "
-            f"were found, got {args.explain}"
+            f"--explain: expected at most {len(found.configs)}, the number of configurations "
+            f"found, got {args.explain}"
         )
     result = dataclasses.replace(found, configs=found.configs[: args.top])
     budget = Budget(args.tokens, args.price, request.machine.watts)
@@ -236,9 +236,9 @@ def _run_one(console: Console, args: argparse.Namespace) -> None:
 def _show_more(
     console: Console, args: argparse.Namespace, result: Plan, budget: Budget
 ) -> tuple[dict[str, Any], list[tuple[str, Estimate]]]:
-    """Plans and shows what is asked for beside the plan.
+    """Plans and shows what is requested in addition to the plan.
 
-    Returns it as JSON, and those configurations that a picture shall have, with their names.
+    Returns it as JSON, and the configurations to draw in a picture, with their names.
     """
     request, best = result.request, result.configs[0]
     more: dict[str, Any] = {}
@@ -277,7 +277,7 @@ def _check(args: argparse.Namespace) -> None:
         return
     problems = []
     if args.schedule is not None and args.pipe == 1 and not args.grid.names("pipe"):
-        problems.append("--schedule is of pipeline stages: give --pipe, how many may be tried")
+        problems.append("--schedule is for pipeline stages: also give --pipe, the most to try")
     asked: sweep.Sweep | None = args.sweep or args.series
     problems += _missing(args, asked)
     for name in ("explain", "like", "sensitivity", "timeline", "write_config"):
@@ -289,7 +289,7 @@ def _check(args: argparse.Namespace) -> None:
 
 
 def _missing(args: argparse.Namespace, asked: sweep.Sweep | None) -> list[str]:
-    """Returns what lacks of machine, model, GPUs and batch, or what the sweep decides already."""
+    """Returns what is missing of machine, model, GPUs and batch, or already set by the sweep."""
     decided = () if asked is None else sweep.SWEEPS[asked.kind][1]
     problems = [
         f"--{name.replace('_', '-')} is decided by {asked.option}, got {getattr(args, name)}"

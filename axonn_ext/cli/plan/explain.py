@@ -73,7 +73,7 @@ def describe_pipeline(estimate: Estimate, pipeline: PipelineStep) -> str:
 def _range_of(job: Job, machine: Machine) -> str:
     found = step_range(job, machine)
     if not found.reasons:
-        return "range: the machine's file says of nothing that it is not known"
+        return "range: the machine's file states no uncertainty"
     reasons = "; ".join(found.reasons)
     return f"range: {duration(found.least_s)} to {duration(found.most_s)} ({reasons})"
 
@@ -93,7 +93,7 @@ def _amount(num_bytes: int, total: int) -> tuple[str, str]:
 
 
 def time_kinds(estimate: Estimate, machine: Machine) -> dict[str, float]:
-    """Returns the seconds of a step by kind of work, and by axis that computation waits for."""
+    """Returns the seconds of a step by kind of work, and by the axis that computation waits for."""
     rows = compute_kinds(estimate.job, machine)
     rows["optimizer"] = estimate.optimizer_s
     for axis in COMMUNICATING:
@@ -159,11 +159,11 @@ def _axes_table(estimate: Estimate, machine: Machine) -> Table:
 
 
 def busy_seconds(job: Job, machine: Machine) -> Mapping[str, float]:
-    """Returns the seconds in which the wire of each axis carries its bytes in the simulated step.
+    """Returns the seconds for which the wire of each axis carries its bytes in the simulated step.
 
-    A collective that pauses while another axis uses the wire is not busy meanwhile. In a
-    pipeline, they are those that the collectives and messages of the stage that is busy longest
-    take by themselves.
+    A collective that pauses while another axis uses the wire is not busy meanwhile. In a pipeline,
+    they are the times of the collectives and messages, by themselves, of the stage that is busy
+    longest.
     """
     busy: defaultdict[str, float] = defaultdict(float)
     if job.grid.pipe > 1:
@@ -176,6 +176,6 @@ def busy_seconds(job: Job, machine: Machine) -> Mapping[str, float]:
             busy[event.stream] += event.busy_s
     program = make_program(job)
     costs = Costs(machine, job.grid, job.options.dtype)
-    for c in program.sums_in_each:  # the events have those of the last micro-batch
+    for c in program.sums_in_each:  # the events include the last micro-batch's
         busy[c.axis] += (program.num_micro_batches - 1) * costs.collective(c)
     return busy

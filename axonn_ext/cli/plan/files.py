@@ -94,7 +94,7 @@ def config_as_json(estimate: Estimate, machine: Machine, budget: Budget) -> Json
 def _options_as_json(options: Options, *, pipe: int) -> Json:
     """Returns the options that were searched.
 
-    Algorithms, and how an overlap's collectives travel, are left out: they change no prediction.
+    Algorithms and the transport of overlapped collectives are left out: they change no prediction.
     """
     values = dataclasses.asdict(options)
     del values["algorithm"]
@@ -114,7 +114,7 @@ def write_json(path: Path, content: Mapping[str, Any]) -> None:
 
 
 def plan_as_rows(result: Plan, budget: Budget) -> list[Json]:
-    """Returns the configurations of a plan for `write_csv`, each with what was asked for."""
+    """Returns the configurations of a plan for `write_csv`, each with the request."""
     request = result.request
     asked = {
         "model": request.model_name, "machine": request.machine.name, "gpus": request.num_ranks,
@@ -124,7 +124,7 @@ def plan_as_rows(result: Plan, budget: Budget) -> list[Json]:
 
 
 def write_csv(path: Path, rows: Sequence[Json]) -> None:
-    """Writes a line for each row. A column is a key of the JSON; those inside are joined by dots.
+    """Writes a line for each row. A column is a key of the JSON; nested keys are joined by dots.
 
     A row without a value for a column has an empty cell there.
     """
@@ -153,7 +153,7 @@ def write_chrome_trace(path: Path, step: Timeline, job: Job) -> None:
     """Writes the simulated step for chrome://tracing or Perfetto, with a row for each stream.
 
     Of many micro-batches, which are all alike on one rank, it writes the first and the last two. In
-    a pipeline, where several are on the way at once, it writes all.
+    a pipeline, where several are in flight at once, it writes all.
     """
     streams = step.streams
     events: list[Json] = []
@@ -177,7 +177,7 @@ def write_chrome_trace(path: Path, step: Timeline, job: Job) -> None:
 
 
 def left_out(path: Path, job: Job) -> str:
-    """Tells the user what `write_chrome_trace` leaves out of the job's step; "" if nothing."""
+    """Returns a note on what `write_chrome_trace` leaves out of the job's step; "" if nothing."""
     parts = job.options.micro_batches
     shown = [str(part + 1) for part in range(parts) if _is_drawn(job, part)]
     if len(shown) == parts:
@@ -214,7 +214,7 @@ def write_config(path: Path, estimate: Estimate, *, title: str, model: str) -> N
 def trainer_config(estimate: Estimate, *, source: str) -> Config:
     """Returns a configuration of the trainer.
 
-    source: what the model was loaded from. If it is a file of the trainer, its other keys are kept.
+    source: the model's source. If it is a file of the trainer, its other keys are kept.
     """
     from axonn_ext.train.config import Config, PipelineTable
     from axonn_ext.train.config_file import load_config

@@ -1,4 +1,4 @@
-"""`axonn-ext plan --like`: what other frameworks could choose, beside what ours can."""
+"""`axonn-ext plan --like`: the best choices of other frameworks next to ours."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ OURS, ALL_OURS = "ours", "ours, with all of these"
 
 @dataclass(frozen=True)
 class Row:
-    """The best that a framework can choose; or None, and why there is nothing."""
+    """The best configuration that a framework can choose; or None, and the reason."""
 
     name: str
     best: Estimate | None
@@ -56,7 +56,7 @@ def plan_rows(names: tuple[str, ...], request: Request, ours: Estimate) -> list[
 
 
 def print_like(console: Console, rows: list[Row]) -> None:
-    """Prints the table, and from where it is known what each framework has."""
+    """Prints the table, and the source for what each framework has."""
     ours = rows[0].best
     assert ours is not None
     table = plain_table(padding=(0, 2, 0, 0))
@@ -70,12 +70,12 @@ def print_like(console: Console, rows: list[Row]) -> None:
     say(console, "")
     say(
         console,
-        "the fastest of what other frameworks have, with the same kernels, links and memory model:",
+        "the fastest choices of other frameworks, with our models of kernels, links and memory:",
     )
     say(console, "")
     print_table(console, table)
     say(console, "")
-    say(console, f"{ALL_OURS}: may have the stages, ZeRO and offload of the others, too")
+    say(console, f"{ALL_OURS}: may also have the stages, ZeRO and offload of the others")
     for row in rows:
         if row.name not in FRAMEWORKS:
             continue

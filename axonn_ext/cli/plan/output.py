@@ -1,4 +1,4 @@
-"""Writes the files that `axonn-ext plan` was asked for, and refuses those that it cannot write."""
+"""Writes the output files of `axonn-ext plan`, and refuses those that it cannot write."""
 
 from __future__ import annotations
 
@@ -44,9 +44,9 @@ def write(
     console: Console, args: argparse.Namespace, result: Plan, budget: Budget,
     more: Mapping[str, Any], others: Sequence[tuple[str, Estimate]],
 ) -> None:  # fmt: skip
-    """Writes the files that were asked for, and prints their names.
+    """Writes the requested files, and prints their names.
 
-    more: what the JSON has beside the plan. others: names and configurations that the picture has.
+    more: the JSON's content besides the plan. others: further names and configurations to draw.
     """
     best, written, notes = result.configs[0], [], []
     if args.json is not None:

@@ -27,7 +27,7 @@ _AXIS_COLORS = {"x": "#ea580c", "y": "#ca8a04", "z": "#16a34a", "data": "#9333ea
                 "pipe": "#be123c"}  # fmt: skip
 _FORWARD, _BACKWARD, _WEIGHT, _OPTIMIZER = "#2563eb", "#1e40af", "#0891b2", "#64748b"
 _GREY, _INK, _SOFT = "#94a3b8", "#1e293b", "#64748b"
-_PLANNED = "#16a34a"  # the planner's proposal beside what others ran
+_PLANNED = "#16a34a"  # the planner's proposal next to what others ran
 _ZOOM_EVENTS = 40  # events of the compute stream in the lower part of a timeline
 _BAR_INCHES = 0.42
 
@@ -35,7 +35,7 @@ _BAR_INCHES = 0.42
 def plot_plan(result: Plan, others: Sequence[tuple[str, Estimate]], path: Path) -> None:
     """Draws a bar for each configuration: computation, waits for each axis, and the optimizer.
 
-    others: names and configurations that are drawn below those of the plan.
+    others: names and configurations to draw below those of the plan.
     """
     from matplotlib.figure import Figure
 
@@ -81,7 +81,7 @@ def _draw_bar(axes: Axes, place: int, estimate: Estimate) -> None:
 def plot_timeline(step: Timeline, path: Path, *, title: str) -> None:
     """Draws the whole simulated step and, below, a part of it.
 
-    That is a part of the last micro-batch's backward; in a pipeline, of the first stage's step.
+    The part is from the last micro-batch's backward; in a pipeline, from the first stage's step.
     """
     from matplotlib.figure import Figure
     from matplotlib.patches import Patch
@@ -154,10 +154,10 @@ def plot_sweep(
     kind: str, points: Sequence[tuple[int, Estimate]], machine: Machine, path: Path, *,
     title: str, subtitle: str,
 ) -> None:  # fmt: skip
-    """Draws speed and % of peak over what changes in a sweep, with a line for linear scaling.
+    """Draws speed and % of peak over a sweep's variable, with a line for linear scaling.
 
-    kind: of sweep.SWEEPS. The models of a series differ, so that their speed is shown in
-    flop/s, that of other sweeps in tokens/s. The line is there where the number of GPUs changes.
+    kind: one of sweep.SWEEPS. The models of a series differ, so their speed is shown in flop/s; in
+    other sweeps, in tokens/s. The line is drawn if the number of GPUs changes.
     """
     from matplotlib.figure import Figure
 
@@ -258,7 +258,7 @@ def _draw_curve(
     axes: Axes, told: Sequence[Told], step_of: Callable[[Told], Estimate | None], error: float,
     color: str, label: str,
 ) -> None:  # fmt: skip
-    """Draws the shares of peak of those rows of which something fits."""
+    """Draws the shares of peak of the rows for which something fits."""
     shown = [(t, step) for t in told if (step := step_of(t)) is not None]
     gpus = [t.row.case.num_ranks for t, _ in shown]
     flops = [t.row.figures[0].flops for t, _ in shown]

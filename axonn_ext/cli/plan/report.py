@@ -29,7 +29,7 @@ from axonn_ext.planner.uncertainty import RANGE, TIE, is_tie, published_range
 from axonn_ext.terminal.console import plain_table, print_table, say
 
 NEARLY_FULL = 0.9  # of the memory
-TIE_MARK = "="  # beside the number of a configuration
+TIE_MARK = "="  # next to the number of a configuration
 
 
 def print_plan(console: Console, result: Plan, budget: Budget, *, seconds: float) -> None:
@@ -63,7 +63,7 @@ def memory_warning(configs: Sequence[Estimate]) -> list[str]:
     return [
         "",
         f"warning: number {', '.join(full)}: more than {NEARLY_FULL:.0%} of a GPU's memory is "
-        "full, with communicators and what the machine reserves; fragmentation may make it run out",
+        "in use, including communicators and the machine's reserve; fragmentation may exhaust it",
     ]
 
 
@@ -119,7 +119,7 @@ def _options(configs: Sequence[Estimate]) -> list[str]:
 
 
 def _of_best(best: Estimate, budget: Budget) -> list[str]:
-    """Says what limits the best, and what the whole training takes with it."""
+    """Says what limits the best configuration, and what the whole training run takes with it."""
     takes = zip(budget_cells(budget, best), budget_heads(budget), strict=True)
     return [
         f"the best is limited by {best.binding}",

@@ -18,11 +18,11 @@ from axonn_ext.spec.parallel import LAYOUTS
 from axonn_ext.spec.pipeline_options import PipelineOptions
 from axonn_ext.terminal.errors import UserError
 
-AUTO = "auto"  # of --zero and --offload: searched
+AUTO = "auto"  # for --zero and --offload: searched
 
 
 def make_request(args: argparse.Namespace) -> Request:
-    """Returns the request of the arguments, of which --gpus must be one.
+    """Returns the request of the arguments, which must include --gpus.
 
     Raises: UserError for a request that cannot be fulfilled, which says what could be. PlannerError
     for one that cannot even be searched, such as more GPUs than the machine has.
@@ -65,7 +65,7 @@ def make_request(args: argparse.Namespace) -> Request:
 def _optimizers(
     own: OptimizerOptions, machine: Machine, *, zero: str | None, offload: str | None
 ) -> tuple[OptimizerOptions, ...]:
-    """Returns the options of AdamW that are tried. own: those of the model's file, or defaults."""
+    """Returns the options of AdamW to try. own: those of the model's file, or the defaults."""
     zeros = tried_zeros() if zero == AUTO else (own.zero if zero is None else int(zero),)
     offloads = tried_offloads(machine) if offload == AUTO else (offload or own.offload,)
     return optimizers_of(own, zeros, offloads)
@@ -73,7 +73,7 @@ def _optimizers(
 
 def _load_changed(name: str, changes: list[str]) -> Machine:
     """Returns the machine with the changes of --set. Raises InputError."""
-    machine = find_machine(name)  # first without, so that mistakes of --set are told apart
+    machine = find_machine(name)  # first without --set, to tell its mistakes apart
     try:
         return find_machine(name, changes=changes) if changes else machine
     except InputError as error:
@@ -81,7 +81,7 @@ def _load_changed(name: str, changes: list[str]) -> Machine:
 
 
 def _most_stages(pipe: int, axes: AxisRules) -> int:
-    """Returns how many stages are tried: those of --pipe, or what --grid says of the axis pipe."""
+    """Returns the most stages to try, from --pipe or from the condition of --grid on pipe."""
     bound = axes.most("pipe")
     if axes.names("pipe") and bound is None and pipe == 1:
         raise UserError(
@@ -92,7 +92,7 @@ def _most_stages(pipe: int, axes: AxisRules) -> int:
 
 
 def _pipelines(schedule: str | None) -> tuple[PipelineOptions, ...]:
-    """Returns how stages may run: all ways that are tried, or the one that is asked for."""
+    """Returns the schedules to try: all of them, or the requested one."""
     if schedule is None:
         return PIPELINES
     chosen = tuple(p for p in PIPELINES if p.schedule == schedule)

@@ -1,4 +1,4 @@
-"""`axonn-ext plan --study`: published studies beside what the planner says of them."""
+"""`axonn-ext plan --study`: published studies next to the planner's predictions."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from axonn_ext.terminal.errors import UserError
 from axonn_ext.terminal.files import writing
 
 LIST, ALL = "list", "all"  # instead of a study's name
-_OPTIONS = {"study", "json", "plot", "tokens"}  # those that a study has, too
+_OPTIONS = {"study", "json", "plot", "tokens"}  # options that a study also has
 
 
 def check(args: argparse.Namespace) -> None:
-    """Raises UserError for options of a plan, which a study decides itself."""
+    """Raises UserError for options of a plan, which a study sets itself."""
     given = [
         f"--{name.replace('_', '-')}"
         for name, default in args.defaults.items()
@@ -45,7 +45,7 @@ def run(console: Console, args: argparse.Namespace) -> None:
         raise UserError(f"--study: {error}") from None
     if args.plot is not None and not any(study.series for study in studies):
         known = ", ".join(name for name in study_names() if load_study(name).series)
-        raise UserError(f"--plot draws studies of series alone ({known}), got --study {args.study}")
+        raise UserError(f"--plot draws only studies of series ({known}), got --study {args.study}")
     retold = [(study, retell(study)) for study in studies]
     for number, (study, told) in enumerate(retold):
         if number:

@@ -1,7 +1,7 @@
 """Writes the tables and the chart of docs/published.md.
 
 `python -m axonn_ext.cli.plan.study_page docs/published.md` predicts all studies again and replaces
-what stands between the page's marks, and images/weak_scaling.png beside it.
+the text between the page's marks, and images/weak_scaling.png next to the page.
 """
 
 from __future__ import annotations

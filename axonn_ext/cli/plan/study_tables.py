@@ -1,4 +1,4 @@
-"""What `axonn-ext plan --study` and docs/published.md show of a study, as texts."""
+"""The texts about a study in `axonn-ext plan --study` and docs/published.md."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from axonn_ext.planner.published.runs import markdown_table
 from axonn_ext.planner.published.study import Figure, Study
 
 _UNITS = {"tflops_per_gpu": "Tflop/s a GPU", "tokens_per_s_per_gpu": "tokens/s a GPU"}
-PLANNED = "*"  # behind a grid that the planner chose, since none was published
+PLANNED = "*"  # after a grid that the planner chose, since none was published
 
 
 def heads(study: Study) -> tuple[str, ...]:
@@ -96,7 +96,7 @@ def _percent(share: float | None) -> str:
 
 
 def assumptions(study: Study) -> list[str]:
-    """Returns all inputs that the source does not tell, those of single rows with their names."""
+    """Returns all inputs that the source does not state, those of single rows with their names."""
     of_rows = [
         f"{row.case.model_name} on {row.case.num_ranks:,} GPUs of {row.case.machine}: {row.assumed}"
         for row in study.rows

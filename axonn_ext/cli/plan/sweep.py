@@ -23,7 +23,7 @@ from axonn_ext.terminal.errors import UserError
 from axonn_ext.terminal.files import writing
 
 SERIES = "series"
-# What changes from one job of a sweep to the next, and the options that must then be left out.
+# The variable of each kind of sweep, and the options that must then be left out.
 SWEEPS = {
     "gpus": ("number of GPUs, with the same batch", ("gpus",)),
     "weak": ("number of GPUs, with a batch in proportion (given for the first)", ("gpus",)),
@@ -34,7 +34,7 @@ SWEEPS = {
 
 
 class Sweep(NamedTuple):
-    """kind: of SWEEPS. values: of what changes. models: those of a series, else empty."""
+    """kind: one of SWEEPS. values: of its variable. models: those of a series, else empty."""
 
     kind: str
     values: tuple[int, ...]
@@ -45,7 +45,7 @@ class Sweep(NamedTuple):
         return f"--{SERIES}" if self.kind == SERIES else f"--sweep {self.kind}"
 
     def arguments(self, args: argparse.Namespace) -> list[argparse.Namespace]:
-        """Returns the arguments of each job, those of `args` but for what changes."""
+        """Returns the arguments of each job: `args` with the values of the sweep."""
         changes: list[dict[str, object]] = []
         for place, value in enumerate(self.values):
             change: dict[str, object] = {"gpus": value}
@@ -61,7 +61,7 @@ class Sweep(NamedTuple):
         return [argparse.Namespace(**(vars(args) | change)) for change in changes]
 
     def _grown(self, args: argparse.Namespace, gpus: int) -> dict[str, object]:
-        """Returns the batch for so many GPUs, which grows with them."""
+        """Returns the batch for that many GPUs, in proportion to them."""
         name = "global_batch" if args.global_batch is not None else "global_batch_tokens"
         batch, rest = divmod(getattr(args, name) * gpus, self.values[0])
         if rest:
@@ -126,7 +126,7 @@ def _doubles(low: str, high: str, text: str) -> tuple[int, ...]:
 class Point:
     """One job of a sweep, and its best configuration; or None, and why there is none.
 
-    value: of what changes. request: None if the job cannot even be searched.
+    value: of the sweep's variable. request: None if the job cannot even be searched.
     """
 
     value: int
@@ -207,10 +207,10 @@ def _subtitle(sweep: Sweep, request: Request) -> str:
 
 
 def efficiency(kind: str) -> Callable[[Estimate, Estimate], float]:
-    """Returns what compares a configuration with the first of a sweep.
+    """Returns a function that compares a configuration with the first of a sweep.
 
-    It is the ratio of tokens per second and GPU; in a series, whose models differ, that of % of
-    peak.
+    It returns the ratio of tokens per second and GPU; in a series, whose models differ, the ratio
+    of % of peak.
     """
 
     def speed(estimate: Estimate) -> float:

@@ -1,6 +1,6 @@
-"""Kernels in Triton: a Linear's products, and GEMMs that are fused with a collective.
+"""Triton kernels: a Linear's products, and GEMMs fused with a collective.
 
-Importing this package, or its module `register`, does not import triton; importing its other
-modules does, but for `tile_configs`. Triton is an optional dependency (`pip install
+Importing this package, or its modules `register` and `tile_configs`, does not import triton;
+importing its other modules does. Triton is an optional dependency (`pip install
 axonn-ext[triton]`).
 """

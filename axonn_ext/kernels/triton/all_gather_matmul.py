@@ -3,13 +3,13 @@
 
 Shapes: WORLD ranks; M rows, N columns, K the inner size; S the rows of one rank's shard.
 
-The shards lie one behind the other in this rank's workspace, to which the peers write them in
+The shards lie one after another in this rank's workspace, into which the peers write them in
 chunks; a flag announces each chunk. If the rows of A arrive, tiles are computed in the order in
 which chunks come, and each waits for the chunks that it touches. If K arrives, every tile needs
-every chunk. It goes through K from this rank's own part on, and waits where it enters a chunk; so
-the order of additions depends on the rank, but not on timing.
+every chunk. It goes through K starting from this rank's own part, and waits where it enters a
+chunk; so the order of additions depends on the rank, but not on timing.
 
-The kernels wait for whoever raises the flags, which needs no SM if it is a copy engine.
+The kernels do not care who raises the flags: a copy engine does so without needing an SM.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def inner_gather_matmul_kernel(
     DESCRIPTORS: tl.constexpr, TRANSPOSED_A: tl.constexpr, TRANSPOSED_B: tl.constexpr,
     UPCAST: tl.constexpr, INTERPRET: tl.constexpr,
 ):  # fmt: skip
-    """Adds up K = WORLD * rows from the own part on, in each tile. The first tile waits for all."""
+    """Sums over K = WORLD * rows per tile, own part first. Programs wait in their first tile."""
     epoch = tl.load(epoch_at.to(tl.pointer_type(tl.int32)))
     k = rows * WORLD
     tiles_n = tl.cdiv(n, BLOCK_N)
@@ -86,7 +86,7 @@ def inner_gather_matmul_kernel(
         row = index // tiles_n * BLOCK_M
         col = index % tiles_n * BLOCK_N
         waits = index == tl.program_id(0)
-        # Where all has arrived, K is two pieces: from the own part on, and what lies before it.
+        # Once everything has arrived, K is two pieces: from the own part on, then what precedes it.
         pieces = tl.where(waits, WORLD * chunks, 2)
         acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
         for piece in range(pieces):

@@ -1,7 +1,7 @@
-"""Launches the kernels that are fused with a collective, as csrc/ops/cuda/triton_gemm.cpp asks.
+"""Launches the kernels fused with a collective, for csrc/ops/cuda/triton_gemm.cpp.
 
-The host code in csrc/core/cuda/fused does all the rest of a fused call: it moves the rows of a
-gather, begins and ends the call, and adds up what the peers have sent.
+The host code in csrc/core/cuda/fused does the rest of a fused call: it moves the rows of a gather,
+begins and ends the call, and adds up what the peers have sent.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ ALIGNMENT = 16  # bytes
 
 @dataclass(frozen=True)
 class Arrivals:
-    """What arrives for a gather, and by which flags: Arrivals of core/cuda/fused/fused_gemm.h.
+    """The chunks that arrive for a gather, and their flags; see core/cuda/fused/fused_gemm.h.
 
-    Addresses are of this rank's memory. Each shard has `chunks` chunks, which begin at multiples of
+    Addresses are in this rank's memory. Each shard has `chunks` chunks, which begin at multiples of
     `chunk_tile` rows; a pad has their flags in the order of shards. The timeout is in nanoseconds;
-    in the interpreter it is the number of looks at a flag.
+    in the interpreter it is a number of polls of a flag.
     """
 
     rank: int
@@ -51,10 +51,10 @@ class Arrivals:
 
 @dataclass(frozen=True)
 class Departures:
-    """Where the rows of a product leave for: Departures of core/cuda/fused/fused_gemm.h.
+    """Where the rows of a product go; see core/cuda/fused/fused_gemm.h.
 
     slots, pads  the addresses of this rank's slot at each rank, and of each rank's flags
-    counters     the address of a zero for each chunk of each rank; it is left zero
+    counters     the address of counters, one for each chunk of each rank; zero before and after
     """
 
     rank: int
@@ -75,7 +75,7 @@ def gather(
     max_programs: int,
     config: TileConfig | None = None,
 ) -> None:
-    """Sets out to a @ b, of which rows, columns or the inner dimension arrive in chunks.
+    """Sets out to a @ b, whose rows, columns or inner dimension arrive in chunks.
 
         a    [M, K]  strided      b  [K, N]  strided      out  [M, N]  contiguous
 
@@ -83,7 +83,7 @@ def gather(
     max_programs  the most SMs to use
 
     Products are accumulated in fp32 and rounded once. It runs on the current stream, and the host
-    does not wait. The kernel ends the context if a chunk does not arrive within the timeout; see
+    does not wait. The kernel kills the context if a chunk does not arrive within the timeout; see
     `wait_for_chunk`.
     """
     if arriving == "columns":  # the rows of the transposed product
@@ -138,7 +138,7 @@ def scatter(
     rows = problem.m // world
     tiles = triton.cdiv(rows, config.block_m)
     assert tiles >= departures.chunks, f"{tiles} tiles of rows leave in {departures.chunks} chunks"
-    # Unused parameters are set like the first, so that all have one type.
+    # Unused parameters repeat the first one, so that all have one type.
     slots, pads = (
         (*addresses, *addresses[:1] * (MAX_RANKS - world))
         for addresses in (tuple(departures.slots), tuple(departures.pads))
@@ -156,7 +156,7 @@ def scatter(
 
 
 def problem_of(x: Operand, y: Operand) -> Problem:
-    """Returns the problem of a product that is fused with a collective."""
+    """Returns the problem of a product fused with a collective."""
     m, k = x.tensor.shape
     return Problem(
         m, y.tensor.size(1), k, DTYPES[x.tensor.dtype], x.layout + y.layout,

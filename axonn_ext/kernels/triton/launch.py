@@ -1,4 +1,4 @@
-"""What the launchers of our Triton kernels share: operands, limits of a device, constants."""
+"""Helpers shared by the launchers of our Triton kernels: operands, device limits, constants."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def limits_of(device: torch.device) -> DeviceLimits:
 
 
 def gfx_name(device: torch.device) -> str:
-    """Returns the architecture of an AMD GPU like gfx942, without the flags of its features."""
+    """Returns the architecture of an AMD GPU, like gfx942, without its feature flags."""
     return str(torch.cuda.get_device_properties(device).gcnArchName).partition(":")[0]
 
 
@@ -128,7 +128,7 @@ def checked_config(
 
 
 def constants_of(config: TileConfig) -> dict[str, Any]:
-    """Returns the constants with which every kernel that multiplies tiles is compiled."""
+    """Returns the compile-time constants of every kernel that multiplies tiles."""
     return {
         "BLOCK_M": config.block_m,
         "BLOCK_N": config.block_n,
@@ -141,7 +141,7 @@ def constants_of(config: TileConfig) -> dict[str, Any]:
 
 
 def num_programs(config: TileConfig, limits: DeviceLimits, dtype: torch.dtype, tiles: int) -> int:
-    """Returns the programs of a persistent grid: as many as fit on all SMs, at most the tiles."""
+    """Returns the size of a persistent grid: as many programs as fit, at most one per tile."""
     threads = config.num_warps * limits.warp_size
     accumulators = config.block_m * config.block_n // threads
     registers = threads * min(accumulators + 64, 255)

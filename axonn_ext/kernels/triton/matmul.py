@@ -38,7 +38,7 @@ def matmul_kernel(
     TRANSPOSED_A: tl.constexpr, TRANSPOSED_B: tl.constexpr, HAS_BIAS: tl.constexpr,
     UPCAST: tl.constexpr,
 ):  # fmt: skip
-    """Computes tiles in groups of GROUP_M rows, for the L2 cache; parts of K come one by one."""
+    """Computes tiles in groups of GROUP_M rows, for the L2 cache, one part of K after another."""
     tiles_m = tl.cdiv(m, BLOCK_M)
     tiles_n = tl.cdiv(n, BLOCK_N)
     num_tiles = tiles_m * tiles_n
@@ -76,7 +76,7 @@ def split_k_reduce_kernel(
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, SPLIT_K: tl.constexpr,
     HAS_BIAS: tl.constexpr,
 ):  # fmt: skip
-    """Adds the parts in their order, which is bitwise repeatable, and the bias."""
+    """Adds the parts in order, so bits are repeatable, and the bias."""
     tiles_n = tl.cdiv(n, BLOCK_N)
     row = tl.program_id(0) // tiles_n * BLOCK_M
     col = tl.program_id(0) % tiles_n * BLOCK_N

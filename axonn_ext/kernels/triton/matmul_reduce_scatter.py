@@ -1,12 +1,12 @@
 # mypy: allow-untyped-defs, allow-untyped-calls
 """A matmul fused with a reduce-scatter: a persistent kernel that sends tiles as they are finished.
 
-Shapes: WORLD ranks; M rows of the product, S = M / WORLD of them a rank's share; N columns; K the
-inner size.
+Shapes: WORLD ranks; M rows of the product; S = M / WORLD, the rows in a rank's share; N columns; K
+the inner size.
 
 The kernel visits the rows of rank + 1 first and its own last. It stores each tile into a slot at
-the rank that owns the rows, and raises a flag there after each chunk. It waits for nothing. Whoever
-has got the flags of all ranks adds up the slots.
+the rank that owns the rows, and raises a flag there after each chunk. It waits for nothing. A rank
+adds up its slots once it has the flags of all ranks.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ MAX_RANKS = 8  # kMaxPeers of csrc/core/cuda/fused/fused_gemm.h: addresses are k
 
 @triton.jit
 def _one_of(index, x0, x1, x2, x3, x4, x5, x6, x7):
-    """Returns the value of that number."""
+    """Returns the value with that index."""
     low = tl.where(index < 2, tl.where(index < 1, x0, x1), tl.where(index < 3, x2, x3))
     high = tl.where(index < 6, tl.where(index < 5, x4, x5), tl.where(index < 7, x6, x7))
     return tl.where(index < 4, low, high)
@@ -39,19 +39,19 @@ def multiply_and_send_kernel(
     # The addresses of the slots [S, N] of this rank at every rank, and of every rank's flags.
     slot0, slot1, slot2, slot3, slot4, slot5, slot6, slot7,
     pad0, pad1, pad2, pad3, pad4, pad5, pad6, pad7,
-    counters, epoch_at,  # the addresses of int32 [WORLD, chunks], which are zeros, and of the epoch
+    counters, epoch_at,  # the addresses of int32 [WORLD, chunks], all zeros, and of the epoch
     rows, n, k, stride_am, stride_ak, stride_bk, stride_bn, rank, chunks,
     WORLD: tl.constexpr,
     DTYPE: tl.constexpr,  # of the slots
-    ALIGNED: tl.constexpr,  # whether the addresses of slots are multiples of 16
+    ALIGNED: tl.constexpr,  # whether slot addresses are multiples of 16
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
     DESCRIPTORS: tl.constexpr, TRANSPOSED_A: tl.constexpr, TRANSPOSED_B: tl.constexpr,
     UPCAST: tl.constexpr,
 ):  # fmt: skip
     """Computes tiles in the order of ScatterTiles, own share last (schedule/tile_schedule.h).
 
-    Chunks begin at edges of tiles. There must be at least as many tiles of rows as chunks, since
-    nobody would raise the flag of an empty chunk.
+    Chunks begin at tile edges. There must be at least as many tiles of rows as chunks, since nobody
+    would raise the flag of an empty chunk.
     """
     epoch = tl.load(epoch_at.to(tl.pointer_type(tl.int32)))
     tiles_n = tl.cdiv(n, BLOCK_N)

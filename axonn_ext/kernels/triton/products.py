@@ -1,7 +1,7 @@
 """Offers the matmul as a way to compute a Linear's product (csrc/ops/tuning/product.h).
 
 Each config is a separate candidate under its own name. So the config that is measured, agreed upon
-by ranks and kept on disk is the one that runs, without any tuning inside.
+by ranks and kept on disk is the one that runs; Triton does no tuning itself.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from axonn_ext.kernels.triton.tile_configs import (
     why_illegal,
 )
 
-# So many configs are measured, those that the model ranks first. Compiling one takes about a second
-# for each layout and divisibility of sizes; triton keeps compiled kernels on disk.
+# The number of configs to measure, the first in the cost model's ranking. Compiling one takes about
+# a second for each layout and divisibility of sizes; triton keeps compiled kernels on disk.
 NUM_OFFERED = 4
 
 
@@ -32,7 +32,7 @@ def _takes(a: Tensor, b: Tensor, bias: Tensor | None) -> bool:
 
 
 def offered_configs(a: Tensor, b: Tensor, bias: Tensor | None) -> list[str]:
-    """Returns the version of triton, then names of configs; [] for operands it does not support."""
+    """Returns the version of triton, then config names; [] for unsupported operands."""
     if not _takes(a, b, bias):
         return []
     problem = problem_of(a, b, bias)

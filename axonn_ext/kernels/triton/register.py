@@ -1,6 +1,6 @@
-"""Offers the Triton kernels to the ops of csrc, which find them by the dispatcher.
+"""Offers the Triton kernels to the ops of csrc, which find them through the dispatcher.
 
-Importing this imports no triton: the first call on a GPU that needs one of the kernels does.
+Importing this does not import triton: the first call on a GPU that needs one of the kernels does.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from axonn_ext.kernels import (
 def register_products(library: Library, dispatch_key: str) -> None:
     """Gives the ops of a Linear's products (csrc/ops/tuning/product.h) their Triton matmul.
 
-    The kernels are there for tensors of a device while `library` lives.
+    The kernels stay registered for the dispatch key while `library` lives.
     """
 
     def candidates(a: Tensor, b: Tensor, bias: Tensor | None) -> list[str]:
@@ -37,7 +37,7 @@ def register_products(library: Library, dispatch_key: str) -> None:
 
 
 def register_fused(library: Library, dispatch_key: str) -> None:
-    """Gives the fused ops (csrc/ops/cuda/triton_gemm.h) their Triton kernels, likewise."""
+    """Gives the fused ops (csrc/ops/cuda/triton_gemm.h) their Triton kernels, in the same way."""
 
     def gather(
         a: Tensor, b: Tensor, d: Tensor, arriving: str, rank: int, num_ranks: int, chunks: int,

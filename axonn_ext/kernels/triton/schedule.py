@@ -4,7 +4,7 @@
 The C++ headers are the definition. The test of this module compiles them and compares every
 function here with them. All shards have the same size, as gathers and scatters over ranks require.
 
-    rows    the rows of one shard; the gathered, or scattered, dimension has WORLD * rows
+    rows    the rows of one shard; the gathered or scattered dimension has WORLD * rows
     chunks  the number of chunks per shard
     tile    chunks begin at a multiple of this many rows from the start of their shard
 """

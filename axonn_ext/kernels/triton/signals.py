@@ -1,13 +1,13 @@
 # mypy: allow-untyped-defs, allow-untyped-calls
 """Flags between ranks in Triton: raised with release, awaited with acquire and a time limit.
 
-Flags, epochs and records of failures are those of csrc/core/cuda/fused (flags.h, flags.cuh), whose
-host code starts these kernels, raises some of the flags and waits for others. All of them are given
-by their addresses, as 64-bit numbers.
+Flags, epochs and failure records are those of csrc/core/cuda/fused (flags.h, flags.cuh), whose host
+code starts these kernels, raises some of the flags and waits for others. All are passed by address,
+as 64-bit numbers.
 
 One thread executes an atomic on one word, and all threads of the program get its result, so loops
-and branches that depend on it are uniform. But each thread reads the clock for itself, so no branch
-of Triton's depends on the clock.
+and branches that depend on it are uniform. But each thread reads the clock itself, so no Triton
+branch may depend on the clock.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from axonn_ext.kernels.triton.schedule import FLAG_STRIDE, epoch_reached
 STATE_NONE, STATE_WRITTEN = tl.constexpr(0), tl.constexpr(2)
 
 # fail_wait of flags.cuh, for the first thread of a program whose time is up. The first program of a
-# rank that gives up writes the record; the others wait for it (10 ms at most), since a trap ends
-# the threads of all.
+# rank to give up writes the record; the others wait for it (10 ms at most), since a trap ends all
+# threads.
 # $1: began ($2: budget), in ns; $3: the record; $4 to $8: its other words
 _TRAP_IF_LATE = tl.constexpr("""
 {
@@ -91,18 +91,18 @@ def _record(failure, rank, peer, chunk, expected, seen):
 def wait_for_chunk(pad, flag, chunks, epoch, rank, failure, timeout, INTERPRET: tl.constexpr):
     """Waits until the flag of a chunk has reached the epoch (acquire).
 
-    A wait that takes longer than the timeout writes the record of the failure and ends the context,
+    A wait that takes longer than the timeout writes the failure record and kills the context,
     because a result that lacks a peer's part must not be used.
 
-    pad      this rank's flags, `chunks` for each shard, whose number is that of a rank
-    failure  a SpinFailure, in memory of the host
-    timeout  nanoseconds; in the interpreter, which has no clock, the number of looks at the flag.
+    pad      this rank's flags, `chunks` per shard, in rank order
+    failure  a SpinFailure, in host memory
+    timeout  nanoseconds; in the interpreter, which has no clock, a number of polls of the flag.
              There, every wait of a rank ends once one has failed
     """
     word_ptr = pad.to(tl.pointer_type(tl.int32)) + flag * FLAG_STRIDE
     began = _now(INTERPRET)
     looks = tl.full((), 0, tl.int64)
-    # An atomic addition of 0 serves as an atomic load, which not every version of Triton has.
+    # An atomic add of 0 serves as an atomic load, which not every version of Triton has.
     seen = tl.atomic_add(word_ptr, 0, sem="acquire", scope="sys")
     waiting = not epoch_reached(seen, epoch)
     while waiting:
@@ -125,7 +125,7 @@ def wait_for_chunk(pad, flag, chunks, epoch, rank, failure, timeout, INTERPRET: 
 
 @triton.jit
 def order_descriptor_loads(DESCRIPTORS: tl.constexpr, INTERPRET: tl.constexpr):
-    """Orders acquired data before TMA loads, which read through another memory proxy."""
+    """Orders acquired data before TMA loads, which use another memory proxy."""
     if DESCRIPTORS and not INTERPRET:
         # Every thread executes the fence, since any thread may issue the load. Inline assembly must
         # return a word.
@@ -139,8 +139,8 @@ def order_descriptor_loads(DESCRIPTORS: tl.constexpr, INTERPRET: tl.constexpr):
 def signal_when_last(counter_ptr, num_parts, flag_ptr, epoch):
     """Raises the flag to the epoch if this is the last of `num_parts` programs to call this.
 
-    Everything that these programs stored before their calls is visible to whoever acquires the
-    flag. The counter is 0 again afterwards.
+    Everything that these programs stored before their calls is visible to a reader that acquires
+    the flag. The counter is 0 again afterwards.
     counter_ptr  int32, this rank's     flag_ptr  int32, in any rank's memory
     """
     # The barrier orders all threads' stores before the release of one thread, which covers them. It

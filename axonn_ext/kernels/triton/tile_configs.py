@@ -15,17 +15,17 @@ MAX_BOX = 256  # the most elements of an edge of the box that one descriptor loa
 MAX_WORKSPACE_BYTES = 256 << 20  # the limit of split-K's partial sums
 MAX_SPLIT_K = 16
 MAX_THREADS = 512  # the limit for one program, since more would leave each thread too few registers
-# The most accumulators of a thread that must hold much else: the addresses of operands that are
-# loaded element by element, or the state of a schedule. If both apply, the limit is half of this.
+# The most accumulators of a thread that must also hold the addresses of operands loaded element by
+# element, or the state of a schedule. If both apply, the limit is half of this.
 # tools/triton_check.py shows that more accumulators spill.
 MAX_CROWDED_ACCUMULATORS = 64
-# The most bytes that a thread loads per step element by element; half of this in fused kernels.
+# The most bytes that a thread loads element by element per step; half of this in fused kernels.
 MAX_SCATTERED_BYTES = 128
 
 
 @dataclass(frozen=True)
 class TileConfig:
-    """How a persistent matmul is cut: tile of the output, depth of a step, warps of a tile."""
+    """The tiling of a persistent matmul: output tile, depth of a step, warps per tile."""
 
     block_m: int
     block_n: int
@@ -33,7 +33,7 @@ class TileConfig:
     num_warps: int
     num_stages: int  # the stages of shared memory between loads and math
     group_m: int = 8  # the rows of tiles that are computed together, for the L2 cache
-    split_k: int = 1  # the parts of K, each of which has its own tile in fp32
+    split_k: int = 1  # the parts of K, each with its own fp32 tile
     descriptors: bool = False  # whether to load by tensor descriptors (TMA) or by pointers
 
     @property
@@ -57,7 +57,7 @@ class Problem:
     bias: bool = False
     aligned: bool = True  # whether tensor descriptors can read both operands
     vectors: bool = True  # whether pointers can read both in vectors, not element by element
-    fused: bool = False  # whether it is fused with a collective; then without split-K and bias
+    fused: bool = False  # whether it is fused with a collective; excludes split-K and bias
 
     @property
     def element_bytes(self) -> int:
@@ -66,12 +66,12 @@ class Problem:
 
 @dataclass(frozen=True)
 class DeviceLimits:
-    """The limits of a GPU, and numbers for the model in `cost_us`."""
+    """The limits of a GPU, and the parameters of the model in `cost_us`."""
 
     architecture: int  # 80 for sm_80; for AMD in hexadecimal, 0x90A for gfx90a
     num_sms: int
     shared_bytes_per_block: int
-    max_accumulators: int  # fp32 registers of a thread besides those for addresses and loops
+    max_accumulators: int  # fp32 registers per thread, besides those for addresses and loops
     clock_ghz: float
     flops_per_cycle: float  # per SM for elements of 2 bytes
     l2_bytes_per_cycle: float  # from L2 into one SM
@@ -105,8 +105,7 @@ LAUNCH_US = 4.0  # a guess
 def device_limits(architecture: int, num_sms: int, shared_bytes_per_block: int) -> DeviceLimits:
     """Returns the limits of a device from what its driver reports.
 
-    For an unknown architecture they are those of the last known one before it, whose kernels it can
-    run.
+    An unknown architecture gets those of the last known one before it, whose kernels it can run.
     """
     if architecture < SM80.architecture:
         raise ValueError(f"architecture must be at least 80 (sm_80), got {architecture}")
@@ -126,7 +125,7 @@ def amd_limits(gfx: str, num_sms: int) -> DeviceLimits:
     return replace(AMD_LIMITS[gfx], num_sms=num_sms)
 
 
-# block_m, block_n, block_k in bytes of a row, warps, stages, for both architectures; `why_illegal`
+# block_m, block_n, block_k (as bytes per row), warps, stages, for both architectures; `why_illegal`
 # says which are legal. The last one has two stages: with three, ptxas spills in the gather for
 # sm_80.
 _TILES = (
@@ -147,7 +146,7 @@ _TILES = (
     (64, 32, 128, 4, 4),
     (32, 32, 64, 4, 2),
 )
-# On AMD, one stage lies in registers. The others share 64 KiB, half of it for each of two programs.
+# On AMD, one stage is in registers. The others share 64 KiB, half of it for each of two programs.
 _AMD_TILES = (
     (256, 128, 128, 8, 2),
     (128, 256, 128, 8, 2),
@@ -176,7 +175,7 @@ def candidates(element_bytes: int, *, amd: bool = False) -> tuple[TileConfig, ..
 
 
 def shared_bytes(config: TileConfig, element_bytes: int, *, amd: bool = False) -> int:
-    """Returns an upper bound of a program's shared memory: its stages, or the tile that it stores.
+    """Returns an upper bound on a program's shared memory: its stages, or the tile that it stores.
 
     tools/triton_check.py checks the compiler's numbers against it.
     """
@@ -252,9 +251,9 @@ def _why_crowded(config: TileConfig, problem: Problem, limits: DeviceLimits) -> 
 
 def _why_illegal_device(config: TileConfig, problem: Problem, limits: DeviceLimits) -> str:
     if config.descriptors and (limits.is_amd or limits.architecture < 90):
-        return "there are tensor descriptors from sm_90 on"
+        return "tensor descriptors need sm_90 or later"
     if limits.is_amd and problem.fused:
-        return "flags between ranks are awaited with instructions of NVIDIA's"
+        return "waiting for flags between ranks needs instructions of NVIDIA GPUs"
     if config.num_warps * limits.warp_size > MAX_THREADS:
         return f"{config.num_warps} warps have more than {MAX_THREADS} threads"
     why = _why_crowded(config, problem, limits)
@@ -279,16 +278,16 @@ def why_illegal(config: TileConfig, problem: Problem, limits: DeviceLimits) -> s
 
 
 def cost_us(config: TileConfig, problem: Problem, limits: DeviceLimits) -> float:
-    """Returns the modelled (not measured) microseconds of a legal config, by its waves of tiles.
+    """Returns the modelled (not measured) microseconds of a legal config, from its waves of tiles.
 
-    A tile takes as long as its math or its loads from L2, whichever takes longer. Parts of a split
-    K are written to and read from memory once more. The model is good enough to rank configs.
+    A tile takes as long as its math or its loads from L2, whichever is longer. The parts of a split
+    K are also written to memory and read back. The model is good enough to rank configs.
     """
     tiles = -(-problem.m // config.block_m) * -(-problem.n // config.block_n) * config.split_k
     waves = -(-tiles // limits.num_sms)
     blocks = -(-problem.k // config.block_k)
     depth = -(-blocks // config.split_k) * config.block_k
-    # An instruction multiplies 64 rows, so fewer rows take as long.
+    # An instruction multiplies 64 rows, so fewer rows take just as long.
     math_cycles = 2 * max(config.block_m, 64) * config.block_n * depth / limits.flops_per_cycle
     load_bytes = (config.block_m + config.block_n) * depth * problem.element_bytes
     store_bytes = config.block_m * config.block_n * (4 if config.split_k > 1 else 2)

@@ -1,5 +1,5 @@
 # mypy: allow-untyped-defs, allow-untyped-calls
-"""What our Triton matmuls share: loading operands, the loop over K, storing.
+"""Device helpers shared by our Triton matmuls: loading operands, the loop over K, storing.
 
 Shapes: M, N, K of the product, R rows and C columns of any matrix. A matrix is given as a pointer
 with two strides, or as a tensor descriptor of its contiguous rows, or columns (TRANSPOSED).

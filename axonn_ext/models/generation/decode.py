@@ -1,4 +1,4 @@
-"""Continues sequences token by token, with a cache of keys and values, on any grid.
+"""Continues sequences token by token, with a KV cache, on any grid.
 
 Legend: B sequences of a (data, z) group, S tokens that enter the model at once, V the vocabulary.
 """
@@ -54,14 +54,14 @@ def stream(
 ) -> Iterator[list[int | None]]:
     """Yields the next token of each prompt, equal on every rank, until all have ended.
 
-    A sequence ends with one of stop_ids, which is its last token, or after max_new_tokens; None is
-    yielded for one that has ended. num_tokens: of the ids from this number on, only those of
-    stop_ids are chosen; default the size of the model's vocabulary.
+    A sequence ends with one of stop_ids, which is its last token, or after max_new_tokens; ended
+    sequences yield None. num_tokens: ids from this number on are chosen only if they are in
+    stop_ids; default the size of the model's vocabulary.
 
-    All ranks pass the same arguments, and take all that is yielded. The sequences are split over
-    data and z; ranks of x and y compute in layout "replicated", whatever that of the model is.
-    Keys and values of a sequence stay in memory: 2 L H / x numbers a token for L blocks of
-    key-value heads with H features together (a whole head at least). Collectives for each token:
+    All ranks pass the same arguments and must exhaust the iterator. The sequences are split over
+    data and z; ranks of x and y compute in layout "replicated", whatever the model's layout. The
+    keys and values of a sequence stay in memory: 2 L H / x numbers per token for L blocks whose
+    key-value heads have H features together (at least a whole head). Collectives for each token:
     those of the model in this layout, an all-gather of the last logits over x, and one of the
     chosen tokens over z and data.
 
@@ -102,7 +102,7 @@ def check_prompts(
 ) -> None:  # fmt: skip
     """Raises ValueError for prompts that a model of these sizes cannot continue.
 
-    places: where each prompt comes from, for messages; default its number.
+    places: the origin of each prompt, for messages; default its number.
     """
     if not prompts:
         raise ValueError("prompts: expected at least one, got none")
@@ -128,9 +128,8 @@ def check_prompts(
 class _Decoder:
     """The state of a group's sequences.
 
-    tokens: [B, S], those that enter the model next. lengths: [B], the tokens of each sequence that
-    the model has seen when these have entered. The tokens of a short prompt are followed by others,
-    which no token of the sequence attends to: what comes at their positions later replaces them.
+    tokens: [B, S], the next inputs of the model. lengths: [B], each sequence's length including
+    these. Short prompts are padded; no token attends to the padding, and later tokens replace it.
     """
 
     model: Transformer
@@ -142,9 +141,9 @@ class _Decoder:
     @classmethod
     def of(cls, model: Transformer, prompts: Sequence[Sequence[int]], new: int) -> _Decoder:
         numbers = _share(model.grid, len(prompts))
-        # Groups beyond the last prompt repeat it, since all ranks take part in collectives.
+        # Groups beyond the last prompt repeat it, since all ranks take part in the collectives.
         own = [prompts[min(number, len(prompts) - 1)] for number in numbers]
-        longest = max(map(len, prompts))  # equal on all ranks, like the rows of a collective
+        longest = max(map(len, prompts))  # over all groups, as collectives need equal row counts
         device = model.table.weight.device
         tokens = torch.tensor([[*prompt, *[0] * (longest - len(prompt))] for prompt in own])
         lengths = torch.tensor([len(prompt) for prompt in own])
@@ -161,10 +160,10 @@ class _Decoder:
             places, last = Places.cached(self.lengths[:, None] - 1), torch.zeros_like(self.lengths)
         local = self.model.next_logits(self.tokens, places, self.caches, last)
         whole = self.model.grid.unshard(local, {1: ("x",)})
-        return whole[:, : self.model.config.vocab_size].float()  # without those of padding
+        return whole[:, : self.model.config.vocab_size].float()  # without padding
 
     def take(self, chosen: Tensor) -> list[int]:
-        """Appends a token to each sequence of the group; returns those of all groups."""
+        """Appends a token to each sequence of the group; returns the tokens of all groups."""
         self.tokens = chosen[:, None]
         self.lengths = self.lengths + 1
         whole = self.model.grid.unshard(chosen, {0: ("data", "z")})
@@ -172,7 +171,7 @@ class _Decoder:
 
 
 def _share(grid: Grid, count: int) -> range:
-    """Returns the numbers of the sequences of this rank's (data, z) group, as many in each."""
+    """Returns the sequence numbers of this rank's (data, z) group; all groups have equal counts."""
     axes = ("data", "z")
     each = -(-count // grid.num_parts(axes))
     first = grid.part(axes) * each

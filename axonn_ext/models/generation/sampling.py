@@ -1,4 +1,4 @@
-"""Chooses the next token from its logits, with the same choice on every rank and every grid."""
+"""Chooses the next token from its logits, the same on every rank and every grid."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from axonn_ext.spec.files.keys import check, key
 
-NOT_FINITE = -1  # stands for a token where there is none to choose
+NOT_FINITE = -1  # returned in place of a token if logits are not finite
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Sampling:
         1.0, "total probability of the most likely tokens to sample from; 1: all",
         above=0, maximum=1,
     )  # fmt: skip
-    # Numbers also depend on the sequence and on the number of the token.
+    # The random numbers also depend on the sequence and the token's index.
     seed: int = key(0, "random seed for the choices", minimum=0, maximum=2**64 - 1)
 
     def __post_init__(self) -> None:
@@ -35,12 +35,12 @@ class Sampling:
 
 
 def choose(logits: Tensor, sampling: Sampling, sequences: Sequence[int], index: int) -> Tensor:
-    """Returns the next token of each sequence, int64 [B]; NOT_FINITE for logits of which none is.
+    """Returns the next token of each sequence, int64 [B], or NOT_FINITE.
 
-    logits: [B, V]. sequences: the number of each sequence among all prompts. index: of the token
-    among those that are generated.
+    logits: [B, V]. sequences: the number of each sequence among all prompts. index: the token's
+    index among the generated tokens.
     """
-    top = logits.amax(-1, keepdim=True)  # NaN if there is one
+    top = logits.amax(-1, keepdim=True)  # NaN if any logit is
     lost = ~top.isfinite().squeeze(1)
     if sampling.temperature == 0:
         return logits.argmax(-1).masked_fill(lost, NOT_FINITE)
@@ -50,13 +50,13 @@ def choose(logits: Tensor, sampling: Sampling, sequences: Sequence[int], index: 
     if sampling.top_k:
         kept[:, sampling.top_k :] = 0
         kept /= kept.sum(-1, keepdim=True)
-    # A token is left out if those before it have the probability already; the first never is.
+    # A token is left out if those before it already reach top_p; the first one never is.
     kept = kept.where(kept.cumsum(-1) - kept < sampling.top_p, 0)
     sums = kept.cumsum(-1)
     draws = torch.tensor([_uniform(sampling.seed, number, index) for number in sequences])
     wanted = draws.to(sums) * sums[:, -1]
     places = torch.searchsorted(sums, wanted[:, None], right=True)
-    # Rounding may lead behind the last token that is left.
+    # Rounding may lead beyond the last token that is kept.
     last = (kept > 0).sum(-1, keepdim=True) - 1
     return tokens.gather(1, places.minimum(last)).squeeze(1).masked_fill(lost, NOT_FINITE)
 

@@ -1,4 +1,4 @@
-"""What all GPT-2 models have in common."""
+"""Properties of the GPT-2 family."""
 
 from __future__ import annotations
 
@@ -45,10 +45,10 @@ FAMILY = Family(
             "initializer_range": 0.02,
         },
         activation_key="activation_function",
-        activations=("gelu_new", "gelu_pytorch_tanh", "gelu_fast"),  # all are GELU's tanh form
+        activations=("gelu_new", "gelu_pytorch_tanh", "gelu_fast"),  # all are tanh GELU
         must_be_false={
             "scale_attn_by_inverse_layer_idx": "all layers scale their scores alike",
-            "add_cross_attention": "family 'gpt2' attends to its own tokens alone",
+            "add_cross_attention": "family 'gpt2' attends only to its own tokens",
         },
         must_be_true={"scale_attn_weights": "scores are divided by sqrt(head_dim)"},
     ),

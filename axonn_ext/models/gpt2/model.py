@@ -1,7 +1,7 @@
 """GPT-2 on a grid: learned positions, LayerNorm, GELU, biases.
 
 Its public state has the names and layouts of Hugging Face's GPT2LMHeadModel, whose Conv1D weights
-are [in, out] and whose c_attn holds first all q, then all k, then all v.
+are [in, out] and whose c_attn has all q, then all k, then all v.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What all Llama models have in common."""
+"""Properties of the Llama family."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ FAMILY = Family(
             "init_std": "initializer_range",
         },
         defaults={
-            "num_key_value_heads": None,  # then it is num_attention_heads
+            "num_key_value_heads": None,  # means num_attention_heads
             "tie_word_embeddings": False,
             "rms_norm_eps": 1e-6,
             "initializer_range": 0.02,

@@ -99,7 +99,7 @@ def _rotary_tables(length: int, config: ModelConfig, like: Tensor) -> tuple[Tens
 
 
 def _scale(frequencies: Tensor, scaling: RopeScaling) -> Tensor:
-    """Applies Llama 3's scaling, case by case as transformers describes it."""
+    """Applies Llama 3's scaling, case by case as in transformers."""
     lengths = 2 * math.pi / frequencies
     longest = scaling.original_max_position_embeddings / scaling.low_freq_factor
     shortest = scaling.original_max_position_embeddings / scaling.high_freq_factor

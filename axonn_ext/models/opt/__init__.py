@@ -1,6 +1,6 @@
-"""What all OPT models have in common: GPT-2's layers with ReLU.
+"""Properties of the OPT family: GPT-2's layers with ReLU.
 
-The table of positions begins with two rows that are not used.
+The table of positions begins with two unused rows.
 """
 
 from __future__ import annotations

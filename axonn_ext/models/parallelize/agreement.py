@@ -1,4 +1,4 @@
-"""Compares what all ranks must have alike before models are split: calls, modules, and values."""
+"""Checks before a model is split that all ranks have equal calls, modules and values."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Named = Sequence[tuple[str, nn.Parameter]]
 def agree_on_parameters(parameters: Named, *, what: str) -> None:
     """Raises RuntimeError, on every rank, unless all ranks have equal parameters, by name.
 
-    what: the caller, for messages. Of a tensor on the meta device, the values are not compared.
+    what: the caller, for messages. Values of tensors on the meta device are not compared.
 
     Raises ValueError for a parameter of a lazy module, which has no shape yet.
     """
@@ -34,8 +34,8 @@ def agree_on_parameters(parameters: Named, *, what: str) -> None:
 def agreement(*, what: str) -> Iterator[dict[str, str]]:
     """Yields a dict; raises RuntimeError at the end of the block unless it is equal on all ranks.
 
-    The block adds to it what must be equal. If the block raises on one rank, all others raise, too.
-    Collectives: none; a digest crosses the c10d store.
+    The block adds the values that must be equal. If it raises on one rank, all others raise, too.
+    Collectives: none; a digest is exchanged through the c10d store.
     """
     facts: dict[str, str] = {}
     try:
@@ -47,6 +47,6 @@ def agreement(*, what: str) -> Iterator[dict[str, str]]:
 
 
 def report_failure(*, what: str) -> None:
-    """Makes the other ranks, which are in a comparison of this caller, raise."""
-    with suppress(Exception):  # this rank's own error matters
+    """Makes the other ranks raise, which wait in this caller's comparison."""
+    with suppress(Exception):  # this rank's own error matters more
         meeting.same_in_world(None, what=what)

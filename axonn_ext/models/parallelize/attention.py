@@ -1,8 +1,8 @@
-"""What the attention of known classes needs in order to work on a part of the heads.
+"""Known attention classes, and how to run them on a part of the heads.
 
-With its projections split over x, such a module gets the queries, keys and values of its rank's
-heads alone. Most of its code asks for as many heads as there are features; what it asks by number
-must be changed. Classes are recognised by their names, so that transformers is not needed.
+With its projections split over x, such a module gets the queries, keys and values of only its
+rank's heads. Most of its code infers the number of heads from the features; explicit numbers must
+be changed. Classes are recognised by name, so that transformers is not needed.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True)
 class KnownAttention:
-    """How to run the attention of a class on local heads.
+    """How to run an attention class on local heads.
 
     heads       the attribute with the number of (key-value) heads, which x must divide; or the
-                child whose features are that many times those of a head
-    head_dim    the attribute with the features of a head
-    divided     attributes that the number of x ranks divides
-    fused       a child whose output is all queries, all keys, all values, one after the other
+                child whose number of features is this number times that of a head
+    head_dim    the attribute with the number of features per head
+    divided     attributes to divide by the number of x ranks
+    fused       a child whose output is all queries, then all keys, then all values
     head_norms  the children that normalise the features of each head, [..., heads, D]
     """
 
@@ -61,7 +61,7 @@ def known(module: nn.Module) -> KnownAttention | None:
 
 
 def why_not_split(module: nn.Module, num_x: int) -> str:
-    """Returns why x cannot split the heads of this module; empty if it can, or if it has none."""
+    """Returns why x cannot split this module's heads; empty if it can or if there are none."""
     if num_x == 1:
         return ""
     name, how = type(module).__name__, known(module)
@@ -82,7 +82,7 @@ def why_not_split(module: nn.Module, num_x: int) -> str:
 
 
 def num_heads(module: nn.Module, how: KnownAttention) -> int:
-    """Returns the number of heads that can be split: of keys and values, where they have fewer."""
+    """Returns the number of heads that can be split: the key-value heads, if there are fewer."""
     found = getattr(module, how.heads)
     if isinstance(found, int):
         return found
@@ -92,15 +92,15 @@ def num_heads(module: nn.Module, how: KnownAttention) -> int:
 
 
 def fused_order(rows: int, num_x: int) -> Tensor:
-    """Returns where the rows of a fused projection are in those of q, k and v, one after the other.
+    """Returns the index of each row of a fused projection in the concatenated rows of q, k and v.
 
-    The fused rows are [q, k, v] of the first x rank's heads, then of the second's.
+    The fused rows are [q, k, v] of the first x rank's heads, then of the second's, and so on.
     """
     return torch.arange(rows).view(3, num_x, -1).transpose(0, 1).flatten()
 
 
 def use_local_heads(module: nn.Module, how: KnownAttention, num_x: int) -> None:
-    """Divides the numbers of heads that the module's code asks for."""
+    """Divides the numbers of heads that the module's code uses."""
     for attribute in how.divided:
         setattr(module, attribute, getattr(module, attribute) // num_x)
 

@@ -1,4 +1,4 @@
-"""Makes the Linears of an unchanged script 4D, as AxoNN's easy way does."""
+"""Makes the Linears of an unchanged script 4D, like AxoNN's auto_parallelize."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ WORLD_SUM = ("x", "y", "z", "data")
 
 @dataclass(frozen=True)
 class Constructed:
-    """What became of a module that was constructed inside the block.
+    """The outcome for a module that was constructed inside the block.
 
-    name    its name within what was made in the block, as far as that is known
-    kind    the name of its class, and of a Linear its features
+    name    its name within the modules made in the block, as far as known
+    kind    the name of its class; for a Linear, also its features
     is_4d   whether the grid splits it
     reason  why a Linear is not split; empty for other modules
     """
@@ -50,31 +50,31 @@ class auto_parallelize:
         print(made.summary())
 
     Input and output of each Linear are then this rank's own rows of the batch with all features, as
-    for torch's DistributedDataParallel (see RowLinear for shapes and collectives); ranks along all
-    axes have different rows. The modules stay the same objects, under the same names, and so do
-    their parameters, of which each rank keeps a block. All other parameters stay whole on every
-    rank, and `sync_gradients` sums their gradients over all ranks. Gradients are sums, not means:
-    compute the loss with `global_mean(..., axes=("x", "y", "z", "data"))`, or divide it by the
-    number of ranks to get what DistributedDataParallel computes.
+    with torch's DistributedDataParallel (see RowLinear for shapes and collectives); ranks along all
+    axes have different rows. Modules and parameters stay the same objects, under the same names,
+    but each rank keeps only a block of each split parameter. All other parameters stay whole on
+    every rank, and `sync_gradients` sums their gradients over all ranks. Gradients are sums, not
+    means: compute the loss with `global_mean(..., axes=("x", "y", "z", "data"))`, or divide it by
+    the number of ranks to get the same as with DistributedDataParallel.
 
-    Modules are made by torch as always, and split where the block ends. So their values are those
-    of the plain model after the same torch.manual_seed, whatever the constructors did to them, and
-    all whole weights exist on every rank until then; a block around a part of the model holds that
-    part only. What the block makes on the meta device is split there.
+    Torch constructs the modules as usual; they are split when the block ends. So their values are
+    those of the plain model after the same torch.manual_seed, whatever their constructors do, and
+    all whole weights exist on every rank until then; a block around a part of the model holds only
+    that part. Modules on the meta device are split there.
 
     A Linear stays plain, and `summary` says why, if the grid does not divide its features, if
     another module has the same parameter (tied embeddings), or if it is an instance of a subclass.
 
     How modules are found: torch's registration hooks for parameters and modules, which are added
-    when the block begins and removed when it ends, also by an exception. They heed the thread that
-    entered the block alone. Nothing of torch is replaced. What was copied (`copy.deepcopy`), or was
-    made before, counts as made in the block if it was put into a module there.
+    when the block begins and removed when it ends, even by an exception. They ignore all threads
+    but the one that entered the block. Nothing in torch is replaced. Copied (`copy.deepcopy`) or
+    older modules count as made in the block if they are put into a module there.
 
     Args:
         algorithm, save_gathered: of the Linears, as for nn.Linear.
         verbose: rank 0 prints the summary at the end of the block.
 
-    Collectives: none. When the block ends, ranks compare their modules through the c10d store.
+    Collectives: none. At the end of the block, ranks compare their modules through the c10d store.
 
     Raises:
         TypeError, ValueError: grid is not a Grid; algorithm is unknown.
@@ -100,7 +100,7 @@ class auto_parallelize:
         self.modules: tuple[Constructed, ...] = ()
         self._thread: int | None = None
         self._hooks: list[torch.utils.hooks.RemovableHandle] = []
-        # Weak, so that what the block makes and drops is not kept. In order of construction.
+        # Weak, so that modules that the block drops are freed. In order of construction.
         self._made: WeakKeyDictionary[nn.Module, None] = WeakKeyDictionary()
         self._parents: WeakKeyDictionary[nn.Module, tuple[ref[nn.Module], str]] = (
             WeakKeyDictionary()
@@ -112,7 +112,7 @@ class auto_parallelize:
         thread = threading.get_ident()
         if self._thread is not None:
             raise RuntimeError("auto_parallelize: a block cannot be entered twice; make another")
-        # Torch's own registry says which blocks are open, so that no state of ours is global.
+        # Torch's own registry shows which blocks are open, so we need no global state.
         for hook in torch_module._global_parameter_registration_hooks.values():
             other = getattr(hook, "__self__", None)
             if isinstance(other, auto_parallelize) and other._thread == thread:
@@ -137,7 +137,7 @@ class auto_parallelize:
             if isinstance(error, Exception):
                 report_failure(what="auto_parallelize")
             return
-        gc.collect()  # what the block dropped may be in cycles, on some ranks still alive
+        gc.collect()  # dropped modules in reference cycles may still be alive on some ranks
         self._add_the_rest()
         owners = self._owners()
         parameters = [
@@ -152,16 +152,16 @@ class auto_parallelize:
             print(self.summary())
 
     def adopt(self, module: nn.Module) -> None:
-        """Treats a finished model, and all modules in it, as if the block had constructed them.
+        """Treats an existing model, and all modules in it, as if constructed in the block.
 
-        Raises RuntimeError outside of the block, and ValueError if a grid has the model already.
+        Raises RuntimeError outside of the block, and ValueError if the model is already on a grid.
         """
         if not self._hooks:
             raise RuntimeError("auto_parallelize: adopt must be called inside the block")
         for name, owner in module.named_modules():
             if declaration_of(owner) is not None:
                 raise ValueError(f"auto_parallelize: {name or 'the model'} is on a grid already")
-        self._made.setdefault(module, None)  # and at the end of the block all modules in it
+        self._made.setdefault(module, None)  # its submodules are added at the end of the block
 
     def _parameter_registered(self, module: nn.Module, name: str, parameter: Tensor) -> None:
         if threading.get_ident() == self._thread:
@@ -178,7 +178,7 @@ class auto_parallelize:
     def _add_the_rest(self) -> None:
         """Adds the modules inside those that the hooks saw.
 
-        copy.deepcopy registers nothing, so what is inside a copy has not been seen itself.
+        copy.deepcopy registers nothing, so the hooks have not seen the modules inside a copy.
         """
         for top in [*self._made, *self._parents]:
             for module in top.modules():
@@ -188,7 +188,7 @@ class auto_parallelize:
                         self._parents[child] = (ref(module), name)
 
     def _name(self, module: nn.Module) -> str:
-        """Returns the module's name within what the block made; its class if it is in nothing."""
+        """Returns the module's name within the block's modules; its class if it is in none."""
         names: list[str] = []
         at: nn.Module | None = module
         while at is not None and at in self._parents and len(names) < 100:
@@ -200,7 +200,7 @@ class auto_parallelize:
     # --- Splitting -------------------------------------------------------------------------------
 
     def _convert(self, module: nn.Module, holders: Holders) -> Constructed:
-        """Makes a Linear 4D if it can be, and declares the parameters of any other module."""
+        """Makes a Linear 4D if possible, and declares the parameters of any other module."""
         name, kind = self._name(module), type(module).__name__
         num_elements = sum(p.numel() for p in own_parameters(module).values())
         reason = ""
@@ -213,7 +213,7 @@ class auto_parallelize:
         return Constructed(name, kind, False, reason, num_elements)
 
     def _make_4d(self, linear: nn.Linear, name: str, holders: Holders) -> str:
-        """Splits the Linear in place, or returns why it stays as it is."""
+        """Splits the Linear in place, or returns why it stays plain."""
         own = own_parameters(linear)
         if type(linear) is not nn.Linear:
             return f"it is a {type(linear).__name__}, which may use its weight in its own way"
@@ -224,7 +224,7 @@ class auto_parallelize:
             if others:
                 return f"its {key} is also {self._name(others[0][0])}.{others[0][1]}"
         if not linear.weight.is_floating_point():
-            return f"its weight is of {linear.weight.dtype}"
+            return f"its weight has dtype {linear.weight.dtype}"
         try:
             split = RowLinear(
                 linear.in_features, linear.out_features, grid=self.grid, bias="bias" in own,
@@ -240,7 +240,7 @@ class auto_parallelize:
     # --- The summary -----------------------------------------------------------------------------
 
     def summary(self) -> str:
-        """Returns which Linears are 4D, which stay plain and why, and what else is whole."""
+        """Returns which Linears are 4D, which stay plain and why, and which modules are whole."""
         return "\n".join(self._lines())
 
     def _lines(self) -> Iterator[str]:
@@ -263,7 +263,7 @@ class auto_parallelize:
 
 
 def _holders(modules: Sequence[nn.Module]) -> Holders:
-    """Returns the modules, and the names there, under which each parameter is registered."""
+    """Returns, for each parameter, the modules and names under which it is registered."""
     found: Holders = {}
     for module in modules:
         for name, parameter in own_parameters(module).items():
@@ -272,5 +272,5 @@ def _holders(modules: Sequence[nn.Module]) -> Holders:
 
 
 def _whole_spec(parameter: nn.Parameter) -> ParameterSpec:
-    """Every rank has the whole parameter, and computes its gradient from its own rows alone."""
+    """For a parameter that is whole on every rank; its gradient comes from the rank's own rows."""
     return ParameterSpec(tuple(parameter.shape), {}, WORLD_SUM, None)

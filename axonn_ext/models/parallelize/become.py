@@ -13,10 +13,10 @@ from axonn_ext.nn.sharded import ShardedModule
 def become(module: nn.Module, other: ShardedModule, *, done: Collection[int] = ()) -> None:
     """Turns `module` into `other` in place, with its own values, parameters, hooks and mode.
 
-    `other` has uninitialised blocks of the parameters of `module`, which are whole. The module
-    object and its Parameter objects stay the same, so that all references to them hold; other
-    attributes that someone has set stay, too. done: the ids of parameters that are blocks already,
-    since they are shared with another module.
+    `other` has uninitialised blocks of the whole parameters of `module`. The module object and its
+    Parameter objects stay the same, so that all references to them stay valid; other attributes
+    that were set on them stay, too. done: ids of parameters that are already blocks, since they are
+    shared with another module.
     """
     parameters = {name: p for name, p in module._parameters.items() if p is not None}
     for name, parameter in parameters.items():
@@ -30,6 +30,6 @@ def become(module: nn.Module, other: ShardedModule, *, done: Collection[int] = (
 
 @torch.no_grad()
 def set_values(parameter: nn.Parameter, values: torch.Tensor) -> None:
-    """Gives the parameter values of any shape. Its gradient is dropped."""
+    """Sets the parameter to values of any shape; drops its gradient."""
     parameter.data = values
     parameter.grad = None

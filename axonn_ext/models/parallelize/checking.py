@@ -1,4 +1,4 @@
-"""Compares a model on the grid with the plain one, after the same small inputs."""
+"""Compares a model on the grid with the plain one on the same small inputs."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from axonn_ext.ranks.grid import Grid
 def check_outputs(
     call: Callable[[], object], units: Mapping[str, Unit], flow: Flow, grid: Grid
 ) -> None:
-    """Raises RuntimeError if what reaches the units, or the model's outputs, has changed.
+    """Raises RuntimeError if the inputs of units, or the model's outputs, have changed.
 
     Collectives: those of a forward pass.
     """
     hint = (
         'some code between the modules works across features; let the plan make it "plain". The '
-        "model is of no use now"
+        "model is unusable now"
     )
     arrivals = _Arrivals(units, flow, grid, hint)
     try:
         output = arrivals.run(call)
-    except Exception as failure:  # it is anybody's code
+    except Exception as failure:  # it is third-party code
         raise RuntimeError(
             f"parallelize: the model on the grid fails: {failure}; {hint}"
         ) from failure
@@ -47,15 +47,15 @@ def check_outputs(
 
 
 class _Arrivals:
-    """Compares what reaches each unit with this rank's part of what reached it before.
+    """Compares each unit's inputs with this rank's part of its inputs in the plain model.
 
-    The pass goes on after a difference, since other ranks may have none and wait for this one.
+    The pass continues after a difference, since other ranks may have none and wait for this one.
     """
 
     def __init__(self, units: Mapping[str, Unit], flow: Flow, grid: Grid, hint: str) -> None:
         self.units, self.flow, self.grid, self.hint = units, flow, grid, hint
         self.problems: list[str] = []
-        self._depth = 0  # inside of how many units the pass is, as in the trace
+        self._depth = 0  # nesting depth of units in the pass, as in the trace
 
     def run(self, call: Callable[[], object]) -> object:
         handles = []
@@ -89,7 +89,7 @@ class _Arrivals:
                 problem = _difference(got, want) if isinstance(got, Tensor) else "is missing"
                 if problem:
                     self.problems.append(
-                        f"parallelize: what reaches {unit.name} ({unit.what}) {problem}; "
+                        f"parallelize: the input of {unit.name} ({unit.what}) {problem}; "
                         f"{self.hint}"
                     )
 
@@ -100,7 +100,7 @@ class _Arrivals:
 
 
 def _difference(got: Tensor, want: Tensor) -> str:
-    """Returns how the tensors differ by more than rounding; empty if they do not."""
+    """Returns how the tensors differ beyond rounding; empty if they do not."""
     if got.shape != want.shape:
         return f"has shape {list(got.shape)} on the grid instead of {list(want.shape)}"
     limit = {torch.float64: 1e-9, torch.float32: 1e-3}.get(want.dtype, 0.1)

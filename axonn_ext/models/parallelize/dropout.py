@@ -11,9 +11,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 
 def refuse_dropout(model: nn.Module) -> None:
-    """Raises ValueError if modules drop activations by their attributes; all are named.
+    """Raises ValueError, which names all modules whose attributes enable dropout, if any.
 
-    Ranks that have the same activations would draw different masks for them.
+    Ranks with the same activations would draw different masks for them.
     """
     found = [
         f"  {name or 'the model'} ({type(module).__name__}) has {key}={value}"
@@ -25,9 +25,9 @@ def refuse_dropout(model: nn.Module) -> None:
 
 
 def refuse_random(model: nn.Module, call: Callable[[], object]) -> None:
-    """Raises ValueError if modules draw random numbers in training; all are named.
+    """Raises ValueError, which names all modules that draw random numbers in training, if any.
 
-    Collectives: none. Buffers, modes and the state of random numbers are what they were afterwards.
+    Collectives: none. Buffers, modes and the random number state are restored afterwards.
     """
     buffers = [(b, b.clone()) for b in model.buffers()]
     modes = [(module, module.training) for module in model.modules()]
@@ -63,7 +63,7 @@ def _drops(module: nn.Module) -> dict[str, Any]:
 
 
 class _RandomOps(TorchDispatchMode):
-    """Notes which modules call ops that draw random numbers, in the order of the calls."""
+    """Records which modules call ops that draw random numbers, in the order of the calls."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -106,8 +106,8 @@ class _RandomOps(TorchDispatchMode):
 def _is_harmless(func: Any, args: Any, kwargs: Any, result: object) -> bool:
     """Whether an op that may draw random numbers draws none, or no mask.
 
-    Fused attention draws only if its dropout_p is not 0. A single number decides whether a layer is
-    left out, whose probability is an attribute that `refuse_dropout` knows.
+    Fused attention draws only if its dropout_p is not 0. A single number is for skipping whole
+    layers, whose probability is an attribute that `refuse_dropout` checks.
     """
     for place, argument in enumerate(func._schema.arguments):
         if argument.name == "dropout_p":

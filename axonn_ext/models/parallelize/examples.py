@@ -1,4 +1,4 @@
-"""The small inputs on which `parallelize` runs a model, before and after it is split."""
+"""The small inputs on which `parallelize` runs a model before and after splitting it."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ ExampleInputs = Sequence[object] | Mapping[str, object]
 def make_call(
     model: nn.Module, units: Mapping[str, Unit], example: ExampleInputs | None
 ) -> Callable[[], object]:
-    """Returns a function that runs the model on the example, or on inputs of a kind it must take.
+    """Returns a function that runs the model on the example, or on generated inputs.
 
     These are token ids if forward has a parameter input_ids or the first module is an embedding,
-    else numbers for the first Linear or norm. Raises ValueError if neither is there.
+    else numbers for the first Linear or norm. Raises ValueError if there is none of these.
     """
     if isinstance(example, Mapping):
         return lambda: model(**example)
@@ -65,10 +65,10 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def without_zeros(model: nn.Module) -> Iterator[None]:
-    """Runs the block with small random numbers in the place of parameters that are all zero.
+    """Runs the block with small random numbers in place of parameters that are all zero.
 
-    Behind a layer of zeros nothing shows what comes before it. The numbers are the same on every
-    rank. The parameters are zero again afterwards, also where they have become blocks.
+    A layer of zeros would hide everything before it. The numbers are the same on every rank. The
+    parameters are zero again afterwards, even if they have become blocks.
     """
     parameters = [p for p in model.parameters() if p.is_floating_point()]
     zeros = [p for p in parameters if p.numel() and not p.detach().any()]
@@ -84,7 +84,7 @@ def without_zeros(model: nn.Module) -> Iterator[None]:
 
 
 def facts_of(example: ExampleInputs | None) -> dict[str, str]:
-    """Returns what ranks must agree on of their example inputs: of tensors a digest, too."""
+    """Returns the properties of example inputs that ranks compare, with digests of tensors."""
     inputs = {f"example input {i}": leaf for i, leaf in enumerate(tree_flatten(example)[0])}
     return {
         name: text_of("parallelize", name, leaf)

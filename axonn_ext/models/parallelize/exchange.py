@@ -1,12 +1,12 @@
 """Exchanges whole rows for blocks of features, and back, between the ranks of an (x, y) plane.
 
-Legend: n rows on every rank; K and N in and out features; Gx and Gy ranks along x and y. Of the
-rows of all ranks of a plane, those of a rank with a lower number come first.
+Legend: n rows on every rank; K and N in and out features; Gx and Gy ranks along x and y. The rows
+of all ranks of a plane are ordered by rank.
 
-An expand Linear gathers rows over x and scatters its output's rows over y. So that the rows that
-come out belong to ranks with the same y, and only x has to be crossed on the way back, the rank
-(x, y) needs on the way in the rows of Gy ranks that follow each other, and these have several x
-and y: the way in crosses the whole plane, but sends each element at most once, as the way back.
+An expand Linear gathers rows over x and scatters its output's rows over y. For the output rows to
+belong to ranks with the same y, so that the way back crosses only x, rank (x, y) needs as input the
+rows of Gy consecutive ranks, and these have several x and y: the way in crosses the whole plane,
+but sends each element at most once, as does the way back.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from axonn_ext.ranks.grid import Grid
 def rows_to_features(rows: Tensor, grid: Grid) -> Tensor:
     """Returns the block of an expand Linear's input, [n Gy, K / Gy], given own rows [n, K].
 
-    Collectives: an all-to-all over x, y and z (over y where x is 1); the reverse in backward.
+    Collectives: an all-to-all over x, y and z (over y if x is 1); the reverse in backward.
     """
     num_x, num_y = grid.size("x"), grid.size("y")
     if num_y == 1:
@@ -30,7 +30,7 @@ def rows_to_features(rows: Tensor, grid: Grid) -> Tensor:
     if num_x == 1:
         axis = grid.axis("y")
         return collectives.all_to_all(blocks, axis, send=[n] * num_y, receive=[n] * num_y)
-    # Of the model's group only the ranks of this plane take part: x is its fastest axis, then y.
+    # Only this plane's ranks of the model's group take part: x is its fastest axis, then y.
     axis = grid.model_group
     send, receive = [0] * axis.size, [0] * axis.size
     own = grid.part(("y", "x"))

@@ -37,44 +37,44 @@ def parallelize(
     leave_plain: bool = False,
     verbose: bool = True,
 ) -> Plan:
-    """Splits a model of transformers, or any tree of modules, in place; returns what became of it.
+    """Splits a transformers model, or any tree of modules, in place; returns the plan.
 
     Linears and transformers' Conv1D become expand or contract Linears, embeddings and norms those
     of axonn_ext.nn, in layout "replicated". A rank passes all rows of its (data, z) group, which
-    must be equal on x and y, and gets its whole outputs, equal on x and y:
+    must be equal on x and y, and gets the whole outputs, equal on x and y:
 
         ids     [B, S]      token ids, or rows of features [..., K]
         inside  [B, S, H / Gy] between layers; [B, S, heads / Gx, D] in attention
         logits  [B, S, V]
 
-    Names, and the objects of modules and parameters, stay the same, and so does the class of the
-    model. `full_state_dict` has the model's own names and layouts. Gradients are summed over z and
-    data by `sync_gradients`, so a loss must be divided by the rows of all (data, z) groups: see
+    Names, module and parameter objects, and the model's class stay the same. `full_state_dict` has
+    the model's own names and layouts. Gradients are summed over z and data by `sync_gradients`, so
+    a loss must be divided by the rows of all (data, z) groups: see
     `global_mean(..., axes=("z", "data"))`. Dropout must be 0.
 
-    The whole model must be on every rank, and equal. It is run once, on small inputs and as it is,
-    to see which module feeds which: a Linear that reads the residual stream is an expand Linear,
-    one that reads the output of an expand Linear a contract Linear. It is run again at the end, and
-    each module and the output must get what they got before, so that code which works across
-    features is found. A pass in training mode finds what draws random numbers.
+    The whole model must be on every rank, and equal. It is first run unchanged on small inputs, to
+    see which module feeds which: a Linear that reads the residual stream is an expand Linear, one
+    that reads the output of an expand Linear a contract Linear. It is run again at the end, where
+    the inputs of each module and the outputs must be the same, which detects code that works across
+    features. A pass in training mode finds modules that draw random numbers.
 
     Args:
-        plan: kinds by the names of modules ("expand", "contract", "embedding", "table", "norm",
-            "plain", "local_heads" for an attention that works on any number of heads), which come
-            before what is inferred; or a Plan that parallelize returned.
+        plan: kinds by module name ("expand", "contract", "embedding", "table", "norm", "plain",
+            "local_heads" for an attention that works on any number of heads), which override the
+            inferred ones; or a Plan that parallelize returned.
         example_inputs: positional or named inputs of the model; default token ids, or rows.
-        leave_plain: what cannot be placed stays as it is, with whole inputs and outputs.
+        leave_plain: modules that cannot be placed stay plain, with whole inputs and outputs.
         verbose: rank 0 prints the plan.
 
-    Collectives: those of one forward pass. What ranks compare crosses the c10d store.
+    Collectives: those of one forward pass. Ranks compare values through the c10d store.
 
     Raises, on every rank:
         TypeError: grid is not a Grid, or module not a module.
         ValueError: modules cannot be placed (all are named, with reasons and numbers), unless
             leave_plain is set; the plan names an unknown module or kind; there is dropout; the
-            module is on a grid already; the example inputs do not suit the model.
+            module is already on a grid; the example inputs do not fit the model.
         RuntimeError: ranks have different models or plans, or one of them raised; the model
-            computes something else afterwards.
+            computes different results afterwards.
     Source: AxoNN, arXiv:2502.08145, section 3.
     """
     if not isinstance(grid, Grid):
@@ -103,7 +103,7 @@ def parallelize(
 
 
 def _check_arguments(module: nn.Module, plan: Plan | Mapping[str, str] | None) -> dict[str, str]:
-    """Returns the kinds that the plan asks for, by the names of modules."""
+    """Returns the kinds that the plan requests, by module name."""
     if not isinstance(module, nn.Module):
         raise TypeError(f"parallelize: module must be a Module, got {type(module).__name__}")
     for name, child in module.named_modules():
@@ -118,7 +118,7 @@ def _check_arguments(module: nn.Module, plan: Plan | Mapping[str, str] | None) -
     names = {name for name, _ in module.named_modules()}
     for name, kind in (plan or {}).items():
         if name not in names:
-            raise ValueError(f"parallelize: plan names a module that there is not, {name!r}")
+            raise ValueError(f"parallelize: plan names an unknown module, {name!r}")
         if kind not in KINDS:
             raise ValueError(
                 f"parallelize: plan[{name!r}] must be one of {', '.join(KINDS)}, got {kind!r}"
@@ -134,7 +134,7 @@ def _settle(
     *,
     leave_plain: bool,
 ) -> tuple[dict[str, Unit], Flow]:
-    """Returns the units, and how they feed each other. Raises ValueError for what has no place."""
+    """Returns the units and their data flow. Raises ValueError for units that cannot be placed."""
     plain: dict[str, str] = {}
     while True:
         units = find_units(module, grid, asked, plain)
@@ -149,7 +149,7 @@ def _settle(
                 f"parallelize: {len(lines)} modules cannot be placed on {grid.shape.short()}; with "
                 "leave_plain=True they stay as they are:\n" + "\n".join(lines)
             )
-        # An attention works on local heads with all of its projections, or with none.
+        # An attention works on local heads with all of its projections or with none.
         broken = {p: f"{n}: {why}" for n, why in problems.items() for p in units[n].parents}
         if not broken:
             return units, flow
@@ -171,7 +171,7 @@ def _on_examples(function: Callable[[Callable[[], object]], T], call: Callable[[
     def guarded() -> object:
         try:
             return call()
-        except Exception as error:  # of anybody's code, or of the function's hooks
+        except Exception as error:  # from third-party code or the function's hooks
             reached.append(error)
             raise
 
@@ -182,7 +182,7 @@ def _on_examples(function: Callable[[Callable[[], object]], T], call: Callable[[
             raise
         raise ValueError(
             "parallelize: the model does not run on the example inputs; pass example_inputs that "
-            f"it takes: {type(error).__name__}: {error}"
+            f"it accepts: {type(error).__name__}: {error}"
         ) from error
 
 
@@ -193,9 +193,9 @@ def _plan_of(units: Mapping[str, Unit], flow: Flow, grid: Grid) -> Plan:
         kind = "plain" if reason else flow.kinds[name]
         arrives = "/".join(dict.fromkeys(flow.arrives.get(name, {}).values()))
         if kind in ("embedding", "table"):
-            arrives = ""  # numbers among its arguments, such as a mask, have no features
+            arrives = ""  # other arguments, such as a mask, have no features
         placements[name] = Placement(kind, unit.what, arrives, flow.leaves((name, 0)), reason)
-    parts: dict[tuple[str, str], list[str]] = {}  # such as keys and values, of every layer
+    parts: dict[tuple[str, str], list[str]] = {}  # e.g. the keys and values of every layer
     for key, output in flow.outputs.items():
         if output.layout != "whole" and not output.is_features:
             parts.setdefault((shown(key[:1]), output.layout), []).append(shown(key))

@@ -6,8 +6,8 @@ In layout `replicated` every rank has all rows of its (data, z) group, and of th
     "x"      its block over x, equal on all ranks of y: between an expand and a contract Linear
     "whole"  all of them, equal on all ranks of x and y
 
-Ranks that hold the same compute the same from it, so each of them has the whole gradient of what it
-holds. Hence the gradient of a gathered tensor is this rank's block of the gradient, without a sum.
+Ranks that hold the same features compute the same results, so each has their whole gradient. Hence
+the gradient of a gathered tensor is this rank's block of the gradient, without a sum.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ LAYOUTS = ("y", "x", "whole")
 def convert(tensor: Tensor, grid: Grid, have: str, want: str) -> Tensor:
     """Returns the tensor [..., features of `have`] in another layout, [..., features of `want`].
 
-    Collectives: from a block to another an all-gather of the features over its axis; from "whole"
-    none, but in backward an all-gather over the axis of the block.
+    Collectives: from a block, an all-gather of the features over its axis; from "whole", none in
+    forward, and in backward an all-gather over the axis of the new block.
 
     Raises ValueError if the axis does not divide the features of a whole tensor.
     """

@@ -22,10 +22,10 @@ def global_mean(
     """Returns the mean over the rows of all ranks, equal on every rank.
 
     total   the sum of the losses of this rank's rows, one number with a gradient
-    count   how many rows (or labelled tokens) they are
-    axes    those over which the ranks have different rows: ("x", "y", "z", "data") for a model of
-            `auto_parallelize`, ("z", "data") for one of `parallelize`. With the others' axes the
-            value is right, but the gradients are not, so there is no default
+    count   the number of these rows (or labelled tokens)
+    axes    the axes over which ranks have different rows: ("x", "y", "z", "data") for a model of
+            `auto_parallelize`, ("z", "data") for one of `parallelize`. With the wrong axes the
+            value is right but the gradients are not, so there is no default
 
     The gradient is this rank's share, so that after `sync_gradients` the gradients are those of the
     mean. Ranks may have different numbers of rows, or none. Sums and counts are added up in fp64,
@@ -37,7 +37,7 @@ def global_mean(
     check_tensor("global_mean", "total", total)
     if total.numel() != 1:
         raise ValueError(f"global_mean: total must be one number, got shape {list(total.shape)}")
-    # Neither fp16 nor bf16 has the numbers of rows of a large batch.
+    # Neither fp16 nor bf16 can represent the number of rows of a large batch.
     rows = torch.as_tensor(count).to(dtype=torch.float64, device=total.device)
     if rows.numel() != 1:
         raise ValueError(f"global_mean: count must be one number, got shape {list(rows.shape)}")

@@ -1,4 +1,4 @@
-"""The modules that take the place of others in a tree, and what moves features around them."""
+"""The modules that replace others in a tree, and the hooks that move features around them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from axonn_ext.ranks.grid import Grid
 
 
 class PlacedConv1D(Linear, NamedState):
-    """The Linear in place of transformers' Conv1D, whose whole weight is [K, N].
+    """Replaces transformers' Conv1D, whose whole weight is [K, N].
 
     order: row i of the Linear's weight is column order[i] of the Conv1D's; None: the same order.
     """
@@ -39,9 +39,9 @@ class PlacedConv1D(Linear, NamedState):
 
 
 class PlacedEmbedding(Embedding):
-    """The Embedding in place of torch's: ids [...] -> [..., H / Gy].
+    """Replaces torch's Embedding: ids [...] -> [..., H / Gy].
 
-    padding_idx: the id whose row gets no gradient from here; None: none.
+    padding_idx: the id whose row gets no gradient here; None: none.
     """
 
     padding_idx: int | None = None
@@ -58,7 +58,7 @@ class PlacedEmbedding(Embedding):
 
 
 class ConvertInputs:
-    """A forward pre-hook that moves arguments, given by position or name, to another layout."""
+    """A forward pre-hook that converts arguments, given by position or name, to another layout."""
 
     def __init__(self, grid: Grid, arrives: Mapping[int | str, str], reads: str) -> None:
         self.grid, self.arrives, self.reads = grid, dict(arrives), reads
@@ -80,10 +80,9 @@ class ConvertInputs:
 class GatherResults:
     """A forward hook of a model that makes results whole: tensors, by their place in the output.
 
-    results: the layout of each, and how many features this rank has of it. known: the places of all
-    tensors of the example's output. A tensor in another place is left alone, unless it may be such
-    a result, by its number of features: then ValueError is raised, since nothing says whether it is
-    split.
+    results: the layout of each result, and its number of features on this rank. known: the places
+    of all tensors in the example's output. A tensor in another place is not touched, unless its
+    number of features is that of a result: then ValueError is raised, since it may be split.
     """
 
     def __init__(
@@ -115,7 +114,7 @@ class GatherResults:
 
 
 class ConvertOutputs:
-    """A forward hook that moves outputs, by their number, from a layout to others."""
+    """A forward hook that converts outputs, given by index, from one layout to others."""
 
     def __init__(self, grid: Grid, have: str, leaves: Mapping[int, str]) -> None:
         self.grid, self.have, self.leaves = grid, have, dict(leaves)

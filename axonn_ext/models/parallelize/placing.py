@@ -1,4 +1,4 @@
-"""Replaces the modules of a model, as the pass through it has shown."""
+"""Replaces the modules of a model according to the traced data flow."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Placing:
 
     def __init__(self, model: nn.Module, units: Mapping[str, Unit], flow: Flow, grid: Grid) -> None:
         self.model, self.units, self.flow, self.grid = model, units, flow, grid
-        self.specs: dict[int, ParameterSpec] = {}  # of the parameters that are placed, by id
+        self.specs: dict[int, ParameterSpec] = {}  # of placed parameters, by id
 
     def place(self) -> None:
         attentions: dict[str, nn.Module] = {}
@@ -73,9 +73,9 @@ class Placing:
         self._add_hooks(unit, READS.get(kind, ""), LEAVES[kind])
 
     def _prepare(self, unit: Unit, split: ShardedModule) -> str:
-        """Chooses the class of what comes in the unit's place, and reorders whole values.
+        """Chooses the class of the unit's replacement, and reorders whole values.
 
-        Returns how these then differ from the public ones, for checkpoints.
+        Returns how the values then differ from the public ones, for checkpoints.
         """
         if isinstance(unit.module, nn.Embedding):
             split.__class__ = PlacedEmbedding
@@ -98,7 +98,7 @@ class Placing:
         return stored_as
 
     def _shrink_table(self, table: nn.Module, weight: nn.Parameter) -> None:
-        """Keeps this rank's features of an embedding, which any forward of its class looks up."""
+        """Keeps this rank's features of an embedding, which works with any forward of its class."""
         assert isinstance(table, nn.Embedding)
         spec = ParameterSpec(tuple(weight.shape), {1: ("y",)}, _GROUPS, None)
         set_values(weight, self.grid.shard(weight.detach(), spec.dims))
@@ -119,7 +119,7 @@ class Placing:
         self._add_hooks(unit, "whole", "whole")
 
     def _add_hooks(self, unit: Unit, reads: str, natural: str) -> None:
-        """Moves features between the layouts in which they arrive and the unit reads and leaves."""
+        """Adds hooks that convert the unit's inputs and outputs between layouts."""
         arrives = self.flow.arrives.get(unit.name, {})
         moved = {key: have for key, have in arrives.items() if have != reads}
         if moved and reads:
@@ -134,7 +134,7 @@ class Placing:
             unit.module.register_forward_hook(ConvertOutputs(self.grid, natural, leaves))
 
     def _declare_the_rest(self) -> None:
-        """Declares the parameters that a module shares with a unit inside of it."""
+        """Declares the parameters that a module shares with a unit inside it."""
         for module in self.model.modules():
             own = own_parameters(module)
             if own and declaration_of(module) is None:

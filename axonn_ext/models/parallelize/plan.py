@@ -1,4 +1,4 @@
-"""What `parallelize` does with each module of a tree."""
+"""The plan of `parallelize` for each module of a tree."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ KINDS = (
 
 @dataclass(frozen=True)
 class Placement:
-    """What becomes of one module.
+    """The placement of one module.
 
-    kind     expand, contract: a Linear of that role; embedding: its vocabulary over x and z, its
-             features over y; table: an embedding of which each rank keeps the features over y
-             alone; norm: its features over y; head_norm: the norm of the features of each head,
-             on this rank's heads over x; plain: it stays as it is, whole on every rank
+    kind     expand, contract: a Linear of that role; embedding: vocabulary split over x and z,
+             features over y; table: an embedding with only its features split, over y; norm:
+             features split over y; head_norm: the norm of each head's features, on this rank's
+             heads over x; plain: unchanged, whole on every rank
     what     its class and sizes
     arrives  the layout of its input's features: "y", "x", "whole"; empty for token ids
     leaves   the layout of its output's features
@@ -51,7 +51,7 @@ class Plan:
         return "\n".join(self._lines())
 
     def _lines(self) -> Iterator[str]:
-        """Yields the table; what repeats from layer to layer takes one line."""
+        """Yields the table; modules that repeat from layer to layer share one line."""
         counts: dict[tuple[str, Placement], int] = {}
         for name, placement in self.placements.items():
             pattern = re.sub(r"(?<=\.)\d+(?=\.|$)", "*", name)

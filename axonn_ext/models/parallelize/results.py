@@ -6,13 +6,13 @@ from collections.abc import Callable, Mapping, MutableMapping
 
 from torch import Tensor
 
-# Where in the output a tensor is: positions and names, from the outside. Numbers, such as a loss,
-# do not count among the positions, so that a tensor has the same place with and without labels.
+# The path to a tensor in the output: positions and names, outermost first. Scalars, such as a loss,
+# do not count as positions, so that a tensor has the same place with and without labels.
 Key = tuple[int | str, ...]
 
 
 def tensors_of(output: object) -> dict[Key, Tensor]:
-    """Returns the tensors of an output by their place. Other objects are not looked into."""
+    """Returns the tensors of an output by place. Does not look into other objects."""
     found: dict[Key, Tensor] = {}
 
     def note(key: Key, tensor: Tensor) -> Tensor:
@@ -24,10 +24,10 @@ def tensors_of(output: object) -> dict[Key, Tensor]:
 
 
 def mapped(value: object, function: Callable[[Key, Tensor], Tensor], key: Key = ()) -> object:
-    """Returns the output with `function` of each tensor in its place.
+    """Returns the output with each tensor replaced by `function` of it.
 
-    Mappings are changed in place, so that they keep their class; what does not change stays the
-    same object.
+    Mappings are changed in place, so that they keep their class; unchanged parts stay the same
+    objects.
     """
     if isinstance(value, Tensor):
         return function(key, value)
@@ -51,5 +51,5 @@ def mapped(value: object, function: Callable[[Key, Tensor], Tensor], key: Key = 
 
 
 def shown(key: Key) -> str:
-    """The place as a text, for messages."""
+    """Returns the place as text, for messages."""
     return ".".join(str(part) for part in key) or "0"

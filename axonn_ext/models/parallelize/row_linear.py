@@ -1,4 +1,4 @@
-"""The Linear of auto_parallelize: 4D inside, whole rows of this rank outside."""
+"""The Linear of auto_parallelize: 4D inside, this rank's whole rows outside."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from axonn_ext.nn import Linear
 from axonn_ext.ranks.grid import Grid
 
 _DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
-# What ranks tell each other of a call. They may differ in the first alone.
+# The properties of a call that ranks exchange. Only the first may differ.
 _FIELDS = (
     "rows", "features of the input", "number of the dtype", "device is the weight's",
     "input needs a gradient", "weight needs a gradient", "bias needs a gradient",
@@ -21,23 +21,23 @@ _FIELDS = (
 
 
 class RowLinear(Linear):
-    """y = x @ W.T + b of this rank's own rows, by an expand Linear of all ranks.
+    """y = x @ W.T + b for this rank's own rows, by an expand Linear of all ranks.
 
-        x  [..., K]  this rank's rows, of which each rank may have another number, or none
+        x  [..., K]  this rank's rows; ranks may have different numbers of rows, or none
         y  [..., N]  the same rows
         W  [N / (Gx Gz), K / Gy]            b  [N / Gx]
 
     Rows are exchanged for features on the way in, multiplied in layout "sharded", and exchanged
-    back. Where ranks have fewer rows than others, zeros are added and cut off again, which adds
-    nothing to any gradient.
+    back. Ranks with fewer rows than others add zeros and remove them again, which adds nothing to
+    any gradient.
 
     Collectives: an all-gather of 9 numbers over x, y and z (after which the host waits for the
     device), an all-to-all over the (x, y) plane, those of nn.Linear, and an all-to-all over x; in
     backward the reverse, without the 9 numbers. On a grid with x = y = z = 1 there are none.
 
-    Raises, on every rank of x, y and z: TypeError or ValueError if one of them passes no tensor, or
-    one with other features or of another device than the weight; RuntimeError if they differ in
-    dtype, in which gradients they need, or in the Linear that they call.
+    Raises, on every rank of x, y and z: TypeError or ValueError if one of them does not pass a
+    tensor with the weight's features on the weight's device; RuntimeError if they differ in dtype,
+    in the required gradients, or in the Linear that they call.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class RowLinear(Linear):
             in_features, out_features, grid=grid, role="expand", bias=bias, seed=None,
             save_gathered=save_gathered, algorithm=algorithm, dtype=dtype, device=device,
         )  # fmt: skip
-        self.label = label  # what errors call it
+        self.label = label  # its name in errors
 
     def forward(self, x: Tensor, weight: Tensor | None = None) -> Tensor:
         most = self._agree(x)
@@ -69,7 +69,7 @@ class RowLinear(Linear):
         return y[: len(rows)].view(*x.shape[:-1], self.out_features)
 
     def _agree(self, x: object) -> int:
-        """Returns the most rows that a rank of x, y and z has. Raises if these ranks differ."""
+        """Returns the maximum number of rows over x, y and z. Raises if their calls differ."""
         own = self._facts(x)
         group = self.grid.model_group
         calls = torch.tensor([own], dtype=torch.float64, device=self.weight.device)
@@ -90,7 +90,7 @@ class RowLinear(Linear):
         return max(call[0] for call in facts)
 
     def _facts(self, x: object) -> list[float]:
-        """Returns what this rank tells the others of its call, in the order of _FIELDS."""
+        """Returns the properties of this rank's call, in the order of _FIELDS."""
         features, rows, dtype, same_device, needs_grad = -1, 0, -1, False, False
         if isinstance(x, Tensor):
             features = x.shape[-1] if x.dim() else 0
@@ -104,7 +104,7 @@ class RowLinear(Linear):
         return [rows, features, dtype, same_device, *(grad and need for need in needs), *sizes]
 
     def _check_call(self, rank: int, call: list[int]) -> None:
-        """Raises if this is a call that would be refused on one rank alone."""
+        """Raises for a call that only one rank would refuse."""
         _, features, dtype, same_device, *_ = call
         if features == -1:
             raise TypeError(
@@ -117,6 +117,6 @@ class RowLinear(Linear):
             )
         if dtype >= len(_DTYPES) or not same_device:
             raise ValueError(
-                f"{self.label}: input must be of floating point and on the device of the weight, "
-                f"which it is not on rank {rank}"
+                f"{self.label}: input must be floating-point and on the device of the weight, but "
+                f"is not on rank {rank}"
             )

@@ -1,4 +1,4 @@
-"""Compares models, or any values, of ranks that must have equal ones."""
+"""Compares models, or any values, that must be equal on all ranks."""
 
 from __future__ import annotations
 
@@ -22,28 +22,28 @@ _LEAVES = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch
 def check_same_on_all_ranks(
     model_or_values: nn.Module | Mapping[str, object], *, ranks: Sequence[int] | None = None
 ) -> None:
-    """Raises an error, on every rank, unless all ranks pass an equal model, or equal values.
+    """Raises an error, on every rank, unless all ranks pass equal models or values.
 
         check_same_on_all_ranks(model)                        # before parallelize, or DDP
         check_same_on_all_ranks({"lr": lr, "seed": seed})
         check_same_on_all_ranks(optimizer.state_dict())
 
-    Of a model, parameters and buffers are compared: names, shapes, dtypes, whether they are
-    trained, and a digest of their bits, on whatever device. It must not be on a grid yet, since
-    ranks then hold other blocks. Values may be tensors, numbers, texts and None, also in mappings
+    For a model, parameters and buffers are compared: names, shapes, dtypes, whether they are
+    trained, and a digest of their bits, on any device. It must not be on a grid yet, since ranks
+    then hold different blocks. Values may be tensors, numbers, strings and None, also in mappings
     and sequences.
 
-    All ranks must call it, in the same order; ranks: those that do, default all. It does nothing in
-    a process without torch.distributed, or alone.
+    All ranks must call it, in the same order; ranks: the calling ranks, default all. It does
+    nothing without torch.distributed or with a single process.
 
-    Collectives: none. A digest crosses the c10d store, and the values only where they differ.
+    Collectives: none. A digest is exchanged through the c10d store, the values only if they differ.
 
     Raises:
         RuntimeError: names the values, of at most 8 parameters or keys, and the ranks that have
-            them; or the ranks that do not come within AXONN_TIMEOUT_SECONDS; or those on which
+            them; or the ranks that do not arrive within AXONN_TIMEOUT_SECONDS; or those on which
             this function raised one of the following errors.
-        ValueError: the model is on a grid, has parameters without a shape yet, or a DTensor.
-        TypeError: a value is of another type.
+        ValueError: the model is on a grid, or has parameters without a shape yet or a DTensor.
+        TypeError: a value has another type.
     """
     if not dist.is_available() or not dist.is_initialized():
         return
@@ -52,7 +52,7 @@ def check_same_on_all_ranks(
     try:
         said = dict(_said(model_or_values))
     except Exception:
-        with suppress(Exception):  # the error above matters
+        with suppress(Exception):  # the error above matters more
             meeting.same_in_world(None, what=_NAME, ranks=ranks)
         raise
     meeting.same_in_world(said, what=_NAME, ranks=ranks)
@@ -70,8 +70,8 @@ def _said(value: object) -> Iterator[tuple[str, str]]:
     for name, module in value.named_modules():
         if declaration_of(module) is not None:
             raise ValueError(
-                f"{_NAME}: {name or 'the model'} is on a grid, where ranks hold other blocks; call "
-                "it before parallelize"
+                f"{_NAME}: {name or 'the model'} is on a grid, where ranks hold different blocks; "
+                "call it before parallelize"
             )
     for name, parameter in value.named_parameters():
         trained = "" if parameter.requires_grad else "frozen "
@@ -81,7 +81,7 @@ def _said(value: object) -> Iterator[tuple[str, str]]:
 
 
 def _leaves(name: str, value: object) -> Iterator[tuple[str, str]]:
-    """Yields the names and texts of a value, and of what is in it."""
+    """Yields the names and texts of a value and of its elements."""
     if isinstance(value, Tensor):
         yield name, text_of(_NAME, name, value)
     elif isinstance(value, Mapping):
@@ -102,7 +102,7 @@ def _leaves(name: str, value: object) -> Iterator[tuple[str, str]]:
 
 
 def text_of(what: str, name: str, tensor: Tensor) -> str:
-    """Returns dtype, shape and a digest of a tensor; one on the meta device has no digest.
+    """Returns dtype, shape and a digest of a tensor (no digest on the meta device).
 
     what, name: the caller and the tensor, for messages. Raises ValueError for a parameter of a lazy
     module, and for a DTensor.

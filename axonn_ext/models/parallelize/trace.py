@@ -1,9 +1,9 @@
-"""Follows which module feeds which, in one forward pass, and so finds the layout of every input.
+"""Traces which module feeds which in one forward pass, and so finds the layout of every input.
 
-The pass runs the plain model on small inputs. A TorchDispatchMode notes for each tensor the units
-(Linears, embeddings, norms, plain modules) from whose outputs it was computed. What reaches a unit
-must have one layout: the one in which these outputs leave. A Linear that reads features over y is
-an expand Linear, one that reads features over x a contract Linear.
+The pass runs the plain model on small inputs. A TorchDispatchMode records for each tensor the units
+(Linears, embeddings, norms, plain modules) from whose outputs it was computed. A unit's input must
+have one layout: that in which these outputs leave. A Linear that reads features over y is an expand
+Linear, one that reads features over x a contract Linear.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from axonn_ext.models.parallelize.results import Key, tensors_of
 from axonn_ext.models.parallelize.units import Unit
 from axonn_ext.ranks.grid import Grid
 
-# What leaves a unit: its name, and which of its outputs.
+# An output of a unit: the unit's name and the output's index.
 Source = tuple[str, int]
 Values = dict[int | str, Tensor]  # arguments of a call
 READS = {"expand": "y", "contract": "x", "norm": "y", "head_norm": "x"}
@@ -35,8 +35,8 @@ LEAVES = {
 class Output:
     """An output of the plain model.
 
-    layout       how it comes out on the grid, if nothing is done about it
-    is_features  whether its last dim is that of the modules that it was computed from; not so for
+    layout       its layout on the grid without conversion
+    is_features  whether its last dim is that of the modules that it was computed from; false for
                  keys and values, which are split by heads
     """
 
@@ -47,14 +47,14 @@ class Output:
 
 @dataclass
 class Flow:
-    """What a forward pass showed.
+    """The result of a traced forward pass.
 
-    kinds     of every unit that was called
+    kinds     the kind of every unit that was called
     arrives   by unit: the layouts of its tensor arguments, by position or name
-    forced    by source: the layout in which it must leave, where that is not the natural one
+    forced    by source: the layout in which it must leave, if not the natural one
     problems  by unit: why it cannot be placed
-    outputs   the tensors of the model's own output, by their place in it
-    values    by unit and call: copies of what reached it and was computed from other units
+    outputs   the tensors of the model's own output, by place
+    values    by unit and call: copies of its inputs that were computed from other units
     """
 
     kinds: dict[str, str] = field(default_factory=dict)
@@ -75,8 +75,8 @@ def trace(
 ) -> Flow:
     """Returns how tensors flow between the units while `call` runs the model.
 
-    problems: units that are known to stay plain. The pass is repeated where the output of a unit
-    must leave in another layout than was thought, or where a unit turns out to stay plain.
+    problems: units that are known to stay plain. The pass is repeated if the output of a unit must
+    leave in another layout than assumed, or if a unit turns out to stay plain.
     """
     forced: dict[Source, str] = {}
     known = dict(problems)
@@ -90,11 +90,11 @@ def trace(
 
 
 class Refused(ValueError):
-    """No placement suits what the pass showed."""
+    """No placement fits the traced data flow."""
 
 
 class _Again(Exception):
-    """Something that was assumed turned out to be otherwise."""
+    """An assumption turned out to be wrong."""
 
 
 class _Tracer(TorchDispatchMode):
@@ -108,7 +108,7 @@ class _Tracer(TorchDispatchMode):
         super().__init__()
         self.units, self.grid = units, grid
         self.flow = Flow(forced=forced, problems=problems)
-        self._depth = 0  # inside of how many units the pass is
+        self._depth = 0  # nesting depth of units in the pass
         self._sources: Any = WeakTensorKeyDictionary()
         self._read: set[Source] = set()
 
@@ -137,10 +137,10 @@ class _Tracer(TorchDispatchMode):
             self.flow.outputs[key] = Output(tensor, layout, widths == {tensor.shape[-1]})
 
     def _settle_results(self, outputs: list[set[Source]]) -> None:
-        """Lets what no unit reads leave whole, since it is a result of the model.
+        """Makes outputs that no unit reads leave whole, since they are results of the model.
 
-        Where it is added to something that units read, as at the end of a residual stream, it
-        leaves in the layout of that.
+        An output that is added to something that units read, as at the end of a residual stream,
+        leaves in the layout of the latter.
         """
         for sources in outputs:
             layouts = {self.flow.leaves(source) for source in sources & self._read}
@@ -158,7 +158,7 @@ class _Tracer(TorchDispatchMode):
         result = func(*args, **(kwargs or {}))
         name = func._schema.name.partition("::")[2]
         if self._depth or name.startswith("new_") or name.endswith("_like"):
-            return result  # new_zeros and zeros_like take a shape alone
+            return result  # new_zeros and zeros_like use only the shape
         sources: set[Source] = set()
         for tensor in tree_flatten((args, kwargs or {}))[0]:
             if isinstance(tensor, Tensor):
@@ -194,7 +194,7 @@ class _Tracer(TorchDispatchMode):
         return hook
 
     def _arrive(self, unit: Unit, arguments: Mapping[int | str, object]) -> None:
-        """Settles the layouts of the unit's arguments, and its kind."""
+        """Determines the layouts of the unit's arguments, and its kind."""
         layouts: dict[int | str, str] = {}
         values: Values = {}
         for key, value in arguments.items():
@@ -215,7 +215,7 @@ class _Tracer(TorchDispatchMode):
             self._fail(unit, "it is called several times, with inputs of different layouts")
 
     def _common_layout(self, unit: Unit, sources: set[Source]) -> str:
-        """Returns the layout of a tensor that was computed from these; "whole" for none."""
+        """Returns the layout of a tensor computed from these sources; "whole" for none."""
         found = {source: self.flow.leaves(source) for source in sources}
         layouts = set(found.values())
         if len(layouts) <= 1:
@@ -244,7 +244,7 @@ class _Tracer(TorchDispatchMode):
         return kind
 
     def _check_norm(self, unit: Unit, value: Tensor, sources: set[Source], layout: str) -> None:
-        """A norm over the features of a head reads fewer features than its sources wrote."""
+        """Refuses a norm over a head's features: it reads fewer features than its sources wrote."""
         if not unit.is_norm or (unit.family == "head_norm" and layout == "x"):
             return
         for name, _ in sources:
@@ -255,10 +255,10 @@ class _Tracer(TorchDispatchMode):
                 self._fail(unit, f"it normalises parts of the features of {name}, such as heads")
 
     def _check_widths(self, unit: Unit, value: Tensor, sources: set[Source], layout: str) -> None:
-        """Raises ValueError where features of different numbers meet in the residual stream.
+        """Raises ValueError if different numbers of features meet in the residual stream.
 
-        A block of a few features, as of a gate, does not fit to a block of many. Over x heads may
-        differ in number, as those of queries and keys.
+        A block of few features, as of a gate, does not fit a block of many. Over x, the number of
+        heads may differ, as for queries and keys.
         """
         if layout != "y" or self.grid.size("y") == 1 or unit.is_norm:
             return
@@ -274,9 +274,9 @@ class _Tracer(TorchDispatchMode):
             )
 
     def _fail(self, unit: Unit, problem: str) -> None:
-        """Notes that the unit stays plain, and starts again.
+        """Records that the unit stays plain, and restarts the trace.
 
-        All that share its weight stay plain, too. Raises ValueError if it is plain already.
+        All units that share its weight stay plain, too. Raises ValueError if it is already plain.
         """
         if unit.name in self.flow.problems:
             raise Refused(

@@ -1,4 +1,4 @@
-"""Finds the modules of a tree that are placed as one, and what the grid can do with each.
+"""Finds the units of a tree (modules that are placed as one), and their possible placements.
 
 Legend: K and N in and out features of a Linear; V words and H features of an embedding.
 """
@@ -38,11 +38,11 @@ class Unit:
     family    "linear", "embedding", "table", "norm", "head_norm" or "plain"
     what      its class and sizes
     reason    why it is plain
-    features  K and N of a Linear, V and H of an embedding, twice the features of a norm, those of
-              a head and 0 for the norm of heads, from which no feature of the model comes alone
+    features  K and N of a Linear, V and H of an embedding, twice the features of a norm; for a head
+              norm those of a head, and 0, since its outputs are no features of the model
     asked     the kind that the caller's plan gives it; empty: none
-    is_head   whether its weight is that of an embedding, so that it must be an expand Linear
-    parents   the known attentions that it is a part of, by name
+    is_head   whether it shares an embedding's weight, so that it must be an expand Linear
+    parents   the known attentions that contain it, by name
     """
 
     name: str
@@ -72,7 +72,7 @@ class Unit:
         return ""
 
     def split(self, kind: str, grid: Grid, *, device: torch.device | str) -> nn.Module | None:
-        """Returns the module for a grid that the unit becomes, without values; None for a table."""
+        """Returns the uninitialised module that replaces the unit on a grid; None for a table."""
         weight = self.module.weight
         assert isinstance(weight, nn.Parameter)
         options = {
@@ -97,19 +97,19 @@ class Unit:
 
 
 def is_transposed(module: nn.Module) -> bool:
-    """Whether it is transformers' Conv1D, a Linear whose weight is [K, N]."""
+    """Whether the module is transformers' Conv1D, a Linear whose weight is [K, N]."""
     return type(module).__name__ == "Conv1D"
 
 
 def norm_eps(module: nn.Module, dtype: torch.dtype) -> float:
-    """Returns the number that a norm adds to the variance: its attribute with "eps" in its name.
+    """Returns the number that a norm adds to the variance: its attribute with "eps" in the name.
 
-    Classes call it eps, epsilon, variance_epsilon and so on; `_is_plain_rms` checks it.
+    Classes name it eps, epsilon, variance_epsilon and so on; `_is_plain_rms` checks it.
     """
     for name, value in vars(module).items():
         if "eps" in name and isinstance(value, int | float) and not isinstance(value, bool):
             return float(value)
-    return torch.finfo(dtype).eps  # torch's RMSNorm, where no eps was given
+    return torch.finfo(dtype).eps  # torch's RMSNorm without a given eps
 
 
 def own_parameters(module: nn.Module) -> dict[str, nn.Parameter]:
@@ -121,8 +121,8 @@ def find_units(
 ) -> dict[str, Unit]:
     """Returns the units by name, in the order of the tree. They cover all parameters.
 
-    asked: kinds by the names of modules, as a caller's plan has them. plain: modules that are known
-    to stay as they are, with the reasons.
+    asked: kinds by module name, from the caller's plan. plain: modules that are known to stay
+    plain, with the reasons.
     """
     units: dict[str, Unit] = {}
     plain = {n: "the plan says so" for n, kind in asked.items() if kind == "plain"} | dict(plain)
@@ -136,7 +136,7 @@ def find_units(
 
 
 def _use_asked(name: str, kind: str, units: Mapping[str, Unit]) -> None:
-    """Gives a unit the kind of the caller's plan. Raises ValueError if it cannot have it."""
+    """Gives a unit the kind of the caller's plan. Raises ValueError if that is impossible."""
     kinds = _KINDS_OF[units[name].family] if name in units else ("plain", "local_heads")
     if name in units and units[name].is_head:
         kinds = (units[name].family if units[name].family != "linear" else "expand", "plain")
@@ -161,7 +161,7 @@ def _descend(
     units: dict[str, Unit],
 ) -> None:
     if any(unit.module is module for unit in units.values()):
-        return  # the same object in two places
+        return  # the same object in a second place
     own = own_parameters(module)
     if not any(True for _ in module.parameters()):
         return
@@ -174,7 +174,7 @@ def _descend(
                   for p in child._parameters.values()}  # fmt: skip
         alone = [key for key, p in own.items() if id(p) not in inside]
         if alone:
-            reason = f"it has a parameter of its own ({alone[0]}) beside modules with parameters"
+            reason = f"it has its own parameter ({alone[0]}) next to modules with parameters"
     if reason:
         units[name] = Unit(name, module, "plain", type(module).__name__, reason)
         return
@@ -192,7 +192,7 @@ def _descend(
 
 
 def _leaf(name: str, module: nn.Module, own: Mapping[str, nn.Parameter]) -> Unit:
-    """Returns the unit of a module without others inside."""
+    """Returns the unit of a module without submodules."""
     family, reason = _family(module, own)
     kind, shape = type(module).__name__, tuple(next(iter(own.values())).shape)
     what = f"{kind} {' x '.join(str(size) for size in shape)}"
@@ -209,7 +209,7 @@ def _leaf(name: str, module: nn.Module, own: Mapping[str, nn.Parameter]) -> Unit
 
 
 def _is_of_heads(unit: Unit) -> bool:
-    """Whether a known attention has the RMSNorm for the features of each of its heads."""
+    """Whether the unit is a known attention's RMSNorm of each head's features."""
     parent, _, own_name = unit.name.rpartition(".")
     how = known(unit.parents[parent]) if parent in unit.parents else None
     is_rms = not isinstance(unit.module, nn.LayerNorm)
@@ -232,24 +232,24 @@ def _family(module: nn.Module, own: Mapping[str, nn.Parameter]) -> tuple[str, st
     if kind.endswith("RMSNorm") and keys == {"weight"}:
         if _is_plain_rms(module, own["weight"]):
             return "norm", ""
-        return "plain", f"{kind} computes something else than an RMSNorm of one tensor"
+        return "plain", f"{kind} does not compute an RMSNorm of one tensor"
     return "plain", f"parallelize has no module in place of a {kind} with {', '.join(own)}"
 
 
 @torch.no_grad()
 def _is_plain_rms(module: nn.Module, weight: nn.Parameter) -> bool:
-    """Whether x / sqrt(mean(x^2) + eps) * weight is what the module computes; Gemma's is not."""
+    """Whether the module computes x / sqrt(mean(x^2) + eps) * weight; Gemma's does not."""
     if weight.dim() != 1 or weight.is_meta:
         return False
     size = weight.shape[0]
     tolerance = 1e-4 if weight.dtype in (torch.float32, torch.float64) else 0.05
-    for scale in (1, 1e-3):  # for small numbers eps counts, too
+    for scale in (1, 1e-3):  # for small numbers eps matters, too
         x = scale * torch.linspace(-1, 2, 2 * size, device=weight.device).view(2, size)
         x = x.to(weight.dtype)
         want = F.rms_norm(x, (size,), weight, norm_eps(module, weight.dtype))
         try:
             error = (module(x) - want).norm()
-        except Exception:  # it is anybody's code, which may want other arguments
+        except Exception:  # third-party code may need other arguments
             return False
         if not error <= tolerance * want.norm() + 1e-30:
             return False
@@ -257,7 +257,7 @@ def _is_plain_rms(module: nn.Module, weight: nn.Parameter) -> bool:
 
 
 def _mark_tied(units: Mapping[str, Unit]) -> None:
-    """Marks heads that share an embedding's table; what else shares a parameter stays plain."""
+    """Marks heads that share an embedding's table; other units that share parameters stay plain."""
     holders: dict[int, list[Unit]] = {}
     for unit in units.values():
         for parameter in {id(p) for p in unit.module.parameters()}:
@@ -277,7 +277,7 @@ def _mark_tied(units: Mapping[str, Unit]) -> None:
 
 
 def _choose_tables(units: Mapping[str, Unit]) -> None:
-    """Leaves one embedding to be split over its vocabulary: the tied one, else the largest."""
+    """Keeps one embedding to split over its vocabulary: the tied one, else the largest."""
     found = [unit for unit in units.values() if unit.family == "embedding"]
     tied = [unit for unit in found if unit.is_head]
     exact = [unit for unit in found if type(unit.module) is nn.Embedding]

@@ -1,4 +1,4 @@
-"""Hugging Face's models, in and out, on any grid."""
+"""Loads and saves Hugging Face models on any grid."""
 
 from axonn_ext.models.pretrained.adapter_files import load_adapter, save_adapter
 from axonn_ext.models.pretrained.files import read_model

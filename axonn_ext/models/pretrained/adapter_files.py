@@ -31,9 +31,9 @@ from axonn_ext.spec.files.files import is_file, read_json
 
 ADAPTER_CONFIG = "adapter_config.json"
 ADAPTER_TENSORS = "adapter_model.safetensors"
-_PREFIX = "base_model.model."  # what PEFT puts before the names of the model's own parts
-# What changes what an adapter computes and is not done here, with the values that change nothing.
-# (Initial values of other kinds than these change the weights of the model, too.)
+_PREFIX = "base_model.model."  # PEFT's prefix of the model's own module names
+# Unsupported options that change an adapter's result, with the values that change nothing. (Other
+# kinds of initial values also change the model's weights.)
 _NOT_DONE: dict[str, Any] = {
     "init_lora_weights": (True, False, "gaussian"),
     "bias": "none", "use_dora": False, "use_rslora": False, "use_qalora": False,
@@ -44,13 +44,13 @@ _NOT_DONE: dict[str, Any] = {
 
 
 def save_adapter(model: Transformer, folder: str | Path, *, base: str = "") -> None:
-    """Writes the model's adapters to a new folder, as PEFT loads them.
+    """Writes the model's adapters to a new folder, in PEFT's format.
 
-    All ranks call it; rank 0 writes. base: the name or folder of the model that they are for.
+    All ranks call it; rank 0 writes. base: the name or folder of the base model.
     Collectives: all-gathers over the axes that split each parameter, and one of errors.
 
-    Raises InputError (a ValueError) on every rank if the folder exists or cannot be written, or the
-    model has no adapters.
+    Raises InputError (a ValueError) on every rank if the folder exists or cannot be written, or if
+    the model has no adapters.
     """
     error: Exception | None = None
     tensors: dict[str, Tensor] = {}
@@ -68,14 +68,14 @@ def save_adapter(model: Transformer, folder: str | Path, *, base: str = "") -> N
 
 
 def load_adapter(model: Transformer, folder: str | Path) -> None:
-    """Adds the adapters of a folder that PEFT or `save_adapter` wrote; freezes all else.
+    """Adds the adapters of a folder written by PEFT or `save_adapter`; freezes everything else.
 
     Each rank reads its blocks. Collectives: an all-gather of whether a rank failed. A digest of the
     files is compared through the c10d store.
 
-    Raises InputError (a ValueError) if a file or tensor is missing, damaged or of another shape, if
-    the adapters are of a kind that is not supported, or if the model has adapters; the model is
-    then as it was. RuntimeError: ranks have other files.
+    Raises InputError (a ValueError) if a file or tensor is missing, damaged or has another shape,
+    if the kind of adapters is not supported, or if the model already has adapters; the model is
+    then unchanged. RuntimeError: ranks have different files.
     """
     had_adapters = bool(adapters_of(model))
     trained = [p.requires_grad for p in model.parameters()]
@@ -161,7 +161,7 @@ def _load(model: Transformer, folder: Path) -> None:
 
 @torch.no_grad()
 def _fill(model: Transformer, path: Path, file: safe_open) -> None:
-    """Fills the adapters from the file, which must have their tensors and no others."""
+    """Fills the adapters from the file, which must have exactly their tensors."""
     parameters = [(p, model.stored(p.name)) for p in _parameters(model)]
     expected = {
         _PREFIX + name: shape
@@ -189,7 +189,7 @@ def _fill(model: Transformer, path: Path, file: safe_open) -> None:
 
 
 def _read_config(path: Path) -> Mapping[str, Any]:
-    """Returns what adapter_config.json says. Raises InputError for what is not supported."""
+    """Returns adapter_config.json. Raises InputError for unsupported options."""
     config = read_json(path)
     if not isinstance(config, Mapping) or config.get("peft_type") != "LORA":
         raise InputError(f"{path}: expected peft_type LORA")

@@ -1,4 +1,4 @@
-"""The files of a Hugging Face model: one of safetensors, or several with an index."""
+"""The files of a Hugging Face model: one safetensors file, or several with an index."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ CONFIG = "config.json"
 WHOLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 _DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16, "F64": torch.float64}
-_MOST_TIMES = 2  # as many parameters as the files have, a model is built with to name what differs
+_MOST_TIMES = 2  # a model with more than this many times the files' parameters is refused at once
 
 
 class PretrainedFiles:
-    """The tensors of a model's folder, of which slices can be read.
+    """The tensors of a model's folder; slices of them can be read.
 
-    The files are mapped into memory, so that reading a slice takes memory for this slice alone. As
-    in transformers, a single file goes before several with an index. ignored: the index then.
-    Raises InputError, which names the file, where one is missing or damaged.
+    The files are mapped into memory, so that reading a slice takes memory only for this slice. As
+    in transformers, a single file takes precedence over several with an index. ignored: the index
+    in this case. Raises InputError, which names the file, if one is missing or damaged.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -70,7 +70,7 @@ class PretrainedFiles:
         return tuple(self._slice(name).get_shape())
 
     def read(self, name: str, rows: range, columns: range | None) -> Tensor:
-        """Returns these rows and, of a matrix, these columns of them."""
+        """Returns these rows and, for a matrix, only these columns."""
         stored = self._slice(name)
         if columns is None:
             found = stored[rows.start : rows.stop]
@@ -82,7 +82,7 @@ class PretrainedFiles:
     def dtype(self, names: Iterable[str]) -> torch.dtype:
         """Returns the dtype of the largest of these tensors.
 
-        Raises InputError if one of them has a dtype whose numbers are not the values.
+        Raises InputError if one of them has a dtype that does not store plain values.
         """
         for name in sorted(names):
             check_dtype(self.folder / self._file_of[name], name, self._slice(name))
@@ -111,7 +111,7 @@ class PretrainedFiles:
 
 
 def check_dtype(path: Path, name: str, stored: Any) -> None:
-    """Raises InputError for a slice of safetensors whose numbers are not the values."""
+    """Raises InputError for a safetensors slice whose dtype does not store plain values."""
     if (dtype := stored.get_dtype()) not in _DTYPES:
         raise InputError(
             f"{path}: {name} must be one of {', '.join(_DTYPES)}, got {dtype}; have transformers "
@@ -134,9 +134,9 @@ def _is_plain(file: object) -> bool:
 
 
 def read_model(folder: Path) -> ModelConfig:
-    """Returns what config.json says of a model, if the folder's files can be those of it.
+    """Returns the model config in config.json, if it can match the folder's files.
 
-    Raises InputError where they are missing, or have far fewer parameters (`check_size`).
+    Raises InputError if files are missing, or have far fewer parameters (`check_size`).
     """
     config = read_config(folder / CONFIG)
     check_size(PretrainedFiles(folder), config)
@@ -144,9 +144,9 @@ def read_model(folder: Path) -> ModelConfig:
 
 
 def check_size(files: PretrainedFiles, config: ModelConfig) -> None:
-    """Raises InputError for a far larger model than the files have, before it takes any memory.
+    """Raises InputError for a model far larger than its files, before it takes any memory.
 
-    If it is little larger, it can be built, and `check_tensors` names the tensors that differ.
+    A slightly larger model can be built, and `check_tensors` names the tensors that differ.
     """
     there = sum(math.prod(files.shape(name)) for name in files.names)
     if config.num_parameters() <= _MOST_TIMES * there:
@@ -174,7 +174,7 @@ def check_tensors(files: PretrainedFiles, expected: Mapping[str, tuple[int, ...]
 
 
 def refuse_unknown(files: PretrainedFiles, known: Iterable[str]) -> None:
-    """Raises InputError for tensors that the model has no use for."""
+    """Raises InputError for tensors that the model does not use."""
     unknown = sorted(files.names - set(known))
     if unknown:
         raise InputError(

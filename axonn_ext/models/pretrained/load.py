@@ -35,8 +35,8 @@ from axonn_ext.spec.model_files import read_config
 from axonn_ext.spec.parallel import ParallelConfig
 from axonn_ext.spec.stages import Stages
 
-# What older versions of transformers wrote beside the parameters: masks, and frequencies of
-# rotary positions, which follow from config.json.
+# Tensors that older versions of transformers wrote in addition to the parameters: masks and rotary
+# frequencies, which follow from config.json.
 _DERIVED = re.compile(r"(^|\.)(attn\.(bias|masked_bias)|rotary_emb\.inv_freq)$")
 
 
@@ -50,24 +50,23 @@ def from_pretrained(
     sequence_length: int | None = None,
     stages: Stages | None = None,
 ) -> Transformer:
-    """Returns the model of a Hugging Face folder, of which this rank holds its blocks.
+    """Returns the model in a Hugging Face folder; this rank holds its blocks.
 
-    folder: has config.json, and model.safetensors or several files with an index; of both, the
-    first is read, and a warning says so.
-    dtype: of the parameters; default that of the largest tensor, or fp32 on the CPU where that is
-    fp16. sequence_length: the longest sequence that the model can take, if that is less than
-    config.json says; only where positions are rotary. stages: which blocks each stage of the grid's
-    pipeline has; see Transformer.
+    folder: has config.json, and model.safetensors or several files with an index; if it has both,
+    the single file is read, with a warning.
+    dtype: of the parameters; default that of the largest tensor, or fp32 on the CPU if that is
+    fp16. sequence_length: the longest sequence of the model, if shorter than in config.json; only
+    for rotary positions. stages: the blocks of each stage of the grid's pipeline; see Transformer.
 
-    Of the ranks that hold a block, one maps the files and reads the slices of it. Collectives: an
+    One of the ranks that hold a block maps the files and reads its slices. Collectives: an
     all-gather of whether a rank failed, and broadcasts of the blocks in the grid's groups. A digest
     of the files is compared through the c10d store.
 
     Raises:
-        InputError (a ValueError): a file or tensor is missing, damaged or of another shape, or the
+        InputError (a ValueError): a file or tensor is missing, damaged or has another shape, or the
             architecture is not one of axonn_ext.models.
         ValueError: the grid does not divide the model.
-        RuntimeError: ranks have other files or pass other arguments, which it names.
+        RuntimeError: ranks have different files or arguments, which it names.
     """
     folder = Path(folder)
     loaded: tuple[Transformer, Replicas, PretrainedFiles, set[str]] | None = None
@@ -116,16 +115,16 @@ def _load(
     folder: Path, config: ModelConfig, grid: Grid, parallel: ParallelConfig | None, *,
     dtype: torch.dtype | None, device: torch.device, stages: Stages | None,
 ) -> tuple[Transformer, Replicas, PretrainedFiles, set[str]]:  # fmt: skip
-    """Returns this rank's stage of the model, the files, and the names that it knows in them.
+    """Returns this rank's stage of the model, the files, and the names in them that it knows.
 
-    Of the blocks that several ranks hold, it has those that it reads for all of them.
+    Blocks that several ranks hold are filled only on the rank that reads them for all.
     """
     files = PretrainedFiles(folder)
     check_size(files, config)
     derived = {name for name in files.names if _DERIVED.search(name)}
     stored_dtype = files.dtype(files.names - derived)
     if stored_dtype == torch.float16 and device.type == "cpu":
-        stored_dtype = torch.float32  # CPUs multiply fp16 several times as slowly
+        stored_dtype = torch.float32  # CPUs multiply fp16 several times more slowly
     model = build(
         config, grid, parallel, stages=stages, seed=None, dtype=dtype or stored_dtype, device=device
     )
@@ -151,9 +150,9 @@ def _load(
 
 
 class _Names:
-    """The names of the tensors in the files, which may be those of the body alone.
+    """The names of the tensors in the files, which may have only the body.
 
-    has_tied_head: whether the files also have the head of a model that ties it to its table.
+    has_tied_head: whether the files also have the head, though the model ties it to its table.
     """
 
     def __init__(self, files: PretrainedFiles, model: Transformer) -> None:
@@ -166,9 +165,9 @@ class _Names:
 
 
 class _Block(NamedTuple):
-    """This rank's block of a parameter, and where the files have it.
+    """This rank's block of a parameter, and its place in the files.
 
-    is_copy: the files have it a second time there.
+    is_copy: the place is a second copy in the files.
     """
 
     p: ShardedParameter

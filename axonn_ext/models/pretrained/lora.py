@@ -26,13 +26,14 @@ def add_adapters(
 ) -> list[str]:
     """Adds adapters to Linears of the blocks, and freezes all other parameters.
 
-    targets: the names of Linears in Hugging Face's model, or how they end, such as q_proj or
-    mlp.c_proj; or "all-linear" for all of the blocks, as in PEFT. Returns all full names. Initial
-    values depend on the seed and on the names, so they are the same on every grid. No collectives.
+    targets: names of Linears in Hugging Face's model, or suffixes of them, such as q_proj or
+    mlp.c_proj; or "all-linear" for all Linears of the blocks, as in PEFT. Returns all full names.
+    Initial values depend only on the seed and the names, so they are the same on every grid. No
+    collectives.
 
-    Raises ValueError for a rank below 1 or above the hidden size, a target that the model does not
-    have, a model that has adapters, heads_over_y, q, k and v of heads that ranks of x share, or
-    several pipeline stages.
+    Raises ValueError for a rank below 1 or above the hidden size, an unknown target, a model that
+    already has adapters, heads_over_y, q, k and v of heads that ranks of x share, or several
+    pipeline stages.
     """
     model.grid.shape.refuse_pipe("add_adapters")
     largest = model.config.hidden_size
@@ -80,7 +81,7 @@ def target_names(model: Transformer) -> list[str]:
 
 
 def adapters_of(model: Transformer) -> list[tuple[Linear, Adapter]]:
-    """Returns the Linears that have an adapter, with theirs."""
+    """Returns the Linears with adapters, and these adapters."""
     linears = (linear for _, linear in _linears(model))
     return [(linear, linear.adapter) for linear in linears if linear.adapter is not None]
 
@@ -89,7 +90,7 @@ def adapters_of(model: Transformer) -> list[tuple[Linear, Adapter]]:
 def merge_adapters(model: Transformer) -> None:
     """Adds the updates to the weights, and removes the adapters. All parameters train again.
 
-    The sum is computed in fp32 (fp64 for fp64), and rounded to the dtype of the weight. No
+    The sum is computed in fp32 (fp64 for fp64) and rounded to the dtype of the weight. No
     collectives.
     """
     for linear, adapter in adapters_of(model):
@@ -115,7 +116,7 @@ def _linears(model: Transformer) -> Iterator[tuple[str, Linear]]:
 
 
 def _targets_of(model: Transformer, name: str) -> list[Target]:
-    """Returns what can be updated alone: the Linears of Hugging Face's model that this one has."""
+    """Returns the possible targets: the Linears of Hugging Face's model in this Linear."""
     stored = model.stored(f"{name}.weight")
     order = stored.order if len(stored.parts) == 1 else None
     return [
@@ -126,8 +127,8 @@ def _targets_of(model: Transformer, name: str) -> list[Target]:
 def _placed(target: Target, stored: Stored, linear: Linear) -> Target:
     """Returns the target with its columns of this rank's output, if it is a part of the Linear.
 
-    In each part they follow each other as they do there, and each rank has as many. Raises
-    ValueError where that is not so, because ranks of x share a key-value head.
+    The columns keep their order within each part, and each rank has the same number. Raises
+    ValueError if this is impossible because ranks of x share a key-value head.
     """
     if len(stored.parts) == 1:
         return target

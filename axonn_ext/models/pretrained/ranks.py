@@ -1,4 +1,4 @@
-"""How ranks that read or write together learn that one of them has failed."""
+"""Propagates failures between ranks that read or write together."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from axonn_ext.spec.files.errors import InputError
 
 
 def agree(grid: Grid, error: Exception | None) -> None:
-    """Raises the error of this rank, or that of another one, so that no rank waits for it.
+    """Raises this rank's error, or another rank's, so that no rank keeps waiting.
 
     Collectives: those of first_failure.
     """
@@ -30,7 +30,7 @@ def agree(grid: Grid, error: Exception | None) -> None:
 def compare_files(grid: Grid, files: Sequence[Path], *, what: str, **values: object) -> None:
     """Raises RuntimeError, which names the ranks, unless all ranks have the same files and values.
 
-    Files are compared by names, sizes and, where they are large, a sample of what they hold.
+    Files are compared by name, size and content; only a sample of large files is read.
     """
     if grid.world_size == 1:
         return

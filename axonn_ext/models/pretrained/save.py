@@ -1,4 +1,4 @@
-"""Writes a model as transformers loads it."""
+"""Writes a model in transformers' format."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ from axonn_ext.spec.files.files import read_json
 from axonn_ext.spec.model import ModelConfig
 from axonn_ext.spec.model_files import read_config
 
-SHARD_BYTES = 5_000_000_000  # as many as transformers writes into one file
-# Keys of another config.json that would contradict ours, beside those that ours has.
+SHARD_BYTES = 5_000_000_000  # bytes per file, as in transformers
+# Further keys of another config.json that would contradict ours.
 _DECIDED = (
     "architectures", "dtype", "torch_dtype", "rope_parameters", "rope_scaling", "layer_types",
     "quantization_config", "attention_bias", "mlp_bias",
@@ -44,23 +44,23 @@ def save_pretrained(
     tokenizer: str | Path | None = None,
     shard_bytes: int = SHARD_BYTES,
 ) -> None:
-    """Writes the model to a new folder, from which transformers and `from_pretrained` load it.
+    """Writes the model to a new folder that transformers and `from_pretrained` can load.
 
-    All ranks call it. What the model does not represent, such as the ids of special tokens or a
-    sliding window, config.json has as the file had that the model was loaded from.
+    All ranks call it. Properties that the model does not represent, such as the ids of special
+    tokens or a sliding window, are kept from the config.json that the model was loaded from.
 
     like         a folder whose tokenizer and generation_config.json are copied, and whose
-                 config.json is taken instead
-    tokenizer    a file of the tokenizers library that is copied, with what lies beside it, instead
-                 of the tokenizer of `like`; or "bytes": none is
-    shard_bytes  the most bytes of tensors in one file, unless a tensor alone has more
+                 config.json is used instead
+    tokenizer    a file of the tokenizers library that is copied, with the files next to it, instead
+                 of the tokenizer of `like`; or "bytes": no tokenizer is copied
+    shard_bytes  maximum bytes of tensors per file, unless a single tensor is larger
 
     Rank 0 writes; it holds the tensors of one file in memory, each other rank one tensor. The
-    folder is written beside and then renamed. Collectives: all-gathers over the axes that split
-    each parameter, and a broadcast of whether rank 0 failed.
+    folder is written under a temporary name and then renamed. Collectives: all-gathers over the
+    axes that split each parameter, and a broadcast of whether rank 0 failed.
 
-    Raises InputError (a ValueError) on every rank if the folder exists or cannot be written, or the
-    model has adapters, which belong into a folder of their own (`save_adapter`) or must be merged.
+    Raises InputError (a ValueError) on every rank if the folder exists or cannot be written, or if
+    the model has adapters, which need a separate folder (`save_adapter`) or must be merged.
     """
     if adapters_of(model):
         raise InputError("save_pretrained: the model has adapters; use save_adapter, or merge them")
@@ -81,7 +81,7 @@ def save_pretrained(
 
 @dataclass(frozen=True)
 class _Parameter:
-    """A whole parameter, the first stage that has it, and how transformers stores it."""
+    """A parameter, the first stage that has it, and how transformers stores it."""
 
     name: str
     sizes: tuple[int, ...]
@@ -90,7 +90,7 @@ class _Parameter:
     stored: Stored
 
     def values(self) -> list[Any]:
-        """Returns what `of` reads, as JSON has it."""
+        """Returns JSON values that `of` reads."""
         where, order = self.stored, self.stored.order
         rows = None if order is None else order.tolist()
         return [
@@ -106,7 +106,7 @@ class _Parameter:
 
 
 def _parameters_of_all_stages(model: Transformer) -> list[_Parameter]:
-    """Returns what all stages have, each parameter once, in the order of stages.
+    """Returns the parameters of all stages, each once, in the order of stages.
 
     Collectives: with several stages, an all-gather of the descriptions.
     """
@@ -127,7 +127,7 @@ def _parameters_of_all_stages(model: Transformer) -> list[_Parameter]:
 def _whole_tensors(
     model: Transformer, every: Sequence[_Parameter]
 ) -> Iterator[tuple[_Parameter, Tensor]]:
-    """Yields each whole parameter, which rank 0 gets from the stage that has it."""
+    """Yields each whole parameter; rank 0 receives it from the stage that has it."""
     grid, stages = model.grid, model.grid.axis("pipe")
     with_rank_0 = all(grid.coords[axis] == 0 for axis in ("data", "z", "y", "x"))
     own = {p.name: p for p in sharded_parameters(model)}
@@ -161,9 +161,9 @@ def _plan(every: Sequence[_Parameter], shard_bytes: int) -> list[list[str]]:
 
 
 class _Writer:
-    """Writes the files of a model, as soon as all tensors of one are there.
+    """Writes the files of a model, each as soon as all its tensors are there.
 
-    error: what went wrong; the tensors that come afterwards are dropped.
+    error: the first error; later tensors are dropped.
     """
 
     error: str | None = None
@@ -185,7 +185,7 @@ class _Writer:
             self._partial.mkdir(parents=True)
 
     def take(self, parameter: _Parameter, whole: Tensor) -> None:
-        """Takes a whole parameter, and writes the files that are complete with it."""
+        """Takes a whole parameter, and writes the files that it completes."""
         if self.error is not None:
             return
         with self._caught():
@@ -197,7 +197,7 @@ class _Writer:
                 self._write({name: self._held.pop(name).contiguous() for name in names})
 
     def finish(self, like: Path | None, tokenizer: str | Path | None) -> None:
-        """Writes what is not tensors, and gives the folder its name."""
+        """Writes all other files, and gives the folder its final name."""
         if self.error is not None:
             return
         with self._caught():
@@ -238,7 +238,7 @@ class _Writer:
 
     @contextmanager
     def _caught(self) -> Iterator[None]:
-        """Keeps an error, whatever it is, for all ranks, and leaves nothing of the folder."""
+        """Keeps any error for all ranks, and removes the unfinished folder."""
         try:
             yield
         except BaseException as error:
@@ -250,8 +250,8 @@ class _Writer:
 
 
 def _describe(model: Transformer, like: Path | None) -> dict[str, Any]:
-    """Returns what config.json says. Of the model's, or of `like`'s, it keeps what ours does not
-    decide."""
+    """Returns the new config.json, which keeps the keys of the model's or `like`'s that ours does
+    not decide."""
     kept = model.config_json if like is None else read_json(like / CONFIG)
     if not isinstance(kept, Mapping):
         raise InputError(f"{like}/{CONFIG}: expected a table")
@@ -261,19 +261,19 @@ def _describe(model: Transformer, like: Path | None) -> dict[str, Any]:
     if kept.get("model_type") == theirs.model_type:
         _keep_alike(ours, kept, model.config)
     kept = {key: value for key, value in kept.items() if key not in _DECIDED}
-    # transformers 5 reads dtype, the versions before it torch_dtype.
+    # transformers 5 reads dtype, earlier versions torch_dtype.
     return kept | ours | {"dtype": dtype, "torch_dtype": dtype}
 
 
 def _keep_alike(ours: dict[str, Any], kept: Mapping[str, Any], config: ModelConfig) -> None:
-    """Leaves out of ours what another value in `kept` says of the same model."""
+    """Keeps values in `kept` that differ from ours but describe the same model."""
     theirs = config.traits.hugging_face
-    # A model with rotary positions may have been loaded for shorter sequences than it can take.
+    # A model with rotary positions may have been loaded for shorter sequences than it supports.
     longest, key = kept.get(theirs.keys["sequence_length"]), theirs.keys["sequence_length"]
     if config.traits.rotary and type(longest) is int and longest > ours[key]:
         ours[key] = longest
     window = theirs.window_key
-    # Also where the key is missing: then transformers has a window of its own.
+    # Even if the key is missing: transformers then has its own default window.
     if window is not None:
         reach = kept.get(window, theirs.defaults[window])
         if reach is None or (type(reach) is int and config.sequence_length <= reach):

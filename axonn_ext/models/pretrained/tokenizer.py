@@ -1,4 +1,4 @@
-"""Copies a tokenizer, and what says how texts end, into the folder of a model."""
+"""Copies a tokenizer, and the ids that end texts, into the folder of a model."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from axonn_ext.data.tokenizer_files import (
 from axonn_ext.data.vocabulary import BYTES
 from axonn_ext.spec.files.files import is_file, is_folder, read_json
 
-# The files beside tokenizer.json, none of which is large, and a folder of more templates.
+# The files next to tokenizer.json, all of them small, and a folder of more templates.
 _BESIDE = (
     TOKENIZER_CONFIG, "tokenizer.model", "special_tokens_map.json", "added_tokens.json",
     "vocab.json", "merges.txt", CHAT_TEMPLATE, MORE_TEMPLATES,
@@ -40,7 +40,7 @@ def copy_tokenizer(folder: Path, *, like: Path | None, tokenizer: str | Path | N
     elif tokenizer is not None and str(tokenizer) != BYTES:
         shutil.copyfile(tokenizer, folder / TOKENIZER)
         _copy(Path(tokenizer).parent, _BESIDE, folder)
-        if not is_file(folder / TOKENIZER_CONFIG):  # transformers would take the family's own class
+        if not is_file(folder / TOKENIZER_CONFIG):  # else transformers uses the family's own class
             text = json.dumps({"tokenizer_class": "PreTrainedTokenizerFast"}, indent=2) + "\n"
             (folder / TOKENIZER_CONFIG).write_text(text, encoding="utf-8")
 
@@ -48,11 +48,11 @@ def copy_tokenizer(folder: Path, *, like: Path | None, tokenizer: str | Path | N
 def special_ids(
     folder: Path, described: Mapping[str, Any], *, like: Path | None
 ) -> dict[str, Any]:  # fmt: skip
-    """Returns the keys of config.json that say how texts begin and end in a folder's model.
+    """Returns the keys of config.json for the ids that begin and end texts of a folder's model.
 
-    described: what config.json says so far. If neither it nor a file of `like` names an id that
-    ends texts, it is that of the tokenizer in the folder. What nothing is known of is null, lest
-    transformers takes the ids of the family's first model.
+    described: the config.json so far. If neither it nor a file of `like` names an id that ends
+    texts, the id of the tokenizer in the folder is used. Unknown ids are null, since transformers
+    would otherwise use the ids of the family's first model.
     """
     found: dict[str, Any] = {}
     if like is None:
@@ -73,7 +73,7 @@ def _copy(source: Path, names: Iterable[str], folder: Path) -> None:
 
 
 def _added(folder: Path) -> Iterable[tuple[str, int]]:
-    """Yields the tokens, with their ids, that a tokenizer knows beside those of its text."""
+    """Yields a tokenizer's added tokens with their ids."""
     described = read_json(folder / TOKENIZER) if is_file(folder / TOKENIZER) else {}
     for token in described.get("added_tokens", ()):
         yield token["content"], token["id"]

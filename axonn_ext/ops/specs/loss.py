@@ -1,4 +1,4 @@
-"""The specs of the two passes of cross-entropy, and of what makes labels for them."""
+"""The specs of the two passes of cross-entropy."""
 
 from __future__ import annotations
 
@@ -77,6 +77,6 @@ Writes (softmax - onehot) * dy over the logits.
 
 {_LEGEND}
 The logits' version counter is raised: another backward pass that has saved them raises an error.
-Raises ValueError for logits of which elements of a row are not neighbours, or overlap.""",
+Raises ValueError for logits whose rows are not contiguous, or overlap.""",
     ),
 )

@@ -1,4 +1,4 @@
-"""ZeRO: each rank of the data axis keeps a part of the sums of gradients, and of what AdamW keeps.
+"""ZeRO: each rank of the data axis keeps a part of the summed gradients and of AdamW's state.
 
 Source: Rajbhandari et al., ZeRO, sections 5.1 and 5.2 (https://arxiv.org/abs/1910.02054).
 """

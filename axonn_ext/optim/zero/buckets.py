@@ -1,4 +1,4 @@
-"""Buckets: the elements of many parameters in a row, which cross or are updated together."""
+"""Buckets: concatenated elements of many parameters that are sent or updated together."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from axonn_ext.spec.buckets import cuts_of
 class Run:
     """Elements of a parameter's block, in row-major order, and their place in a bucket or a part.
 
-    at: the place of the first of them
+    at: the place of the first element
     """
 
     parameter: nn.Parameter
@@ -27,7 +27,7 @@ class Run:
         return self.stop - self.start
 
     def of(self, tensor: Tensor) -> Tensor:
-        """Returns these elements of a tensor that has the parameter's shape: a view, if it can."""
+        """Returns these elements of a tensor with the parameter's shape; a view if possible."""
         return tensor.detach().reshape(-1)[self.start : self.stop]
 
     def inside(self, flat: Tensor) -> Tensor:
@@ -37,9 +37,9 @@ class Run:
 
 @dataclass(frozen=True)
 class Bucket:
-    """Runs one after the other, each at an aligned place (spec.buckets), in parts of equal length.
+    """Consecutive runs, each at an aligned place (spec.buckets), in parts of equal length.
 
-    numel: with what lies between the runs and behind the last one; num_parts divides it.
+    numel: including the gaps between the runs and after the last one; num_parts divides it.
     """
 
     runs: tuple[Run, ...]
@@ -48,11 +48,11 @@ class Bucket:
 
     @property
     def part_numel(self) -> int:
-        """The elements of one part."""
+        """The number of elements of one part."""
         return self.numel // self.num_parts
 
     def part(self, index: int) -> tuple[Run, ...]:
-        """Returns the runs of a part, or what of them lies in it, with their places in the part."""
+        """Returns the runs, or pieces of runs, in a part, with their places in the part."""
         first, last = index * self.part_numel, (index + 1) * self.part_numel
         found = []
         for run in self.runs:
@@ -66,9 +66,9 @@ class Bucket:
 def buckets_of(
     parameters: Iterable[nn.Parameter], *, elements: int, num_parts: int = 1
 ) -> Iterator[Bucket]:
-    """Yields buckets of at most so many elements, or of the fewest that can be parted.
+    """Yields buckets of at most `elements`, or of the fewest elements that can be divided.
 
-    A parameter that does not fit a bucket goes on in the next one.
+    A parameter that does not fit a bucket continues in the next one.
     """
     every = list(parameters)
     sizes = [parameter.numel() for parameter in every]

@@ -12,35 +12,35 @@ from torch._subclasses.fake_tensor import FakeTensor
 from axonn_ext.ranks import collectives
 from axonn_ext.ranks.grid import Grid
 
-# Waits for a collective that was started, and returns its result.
+# Waits for a started collective and returns its result.
 Pending = Callable[[], Tensor]
 
 
 class Exchange(Protocol):
-    """Collectives over the axes of a grid, which start in the order of the calls."""
+    """Collectives over the axes of a grid, started in the order of the calls."""
 
     def all_reduce(self, flat: Tensor, axis: str, what: str) -> Pending:
         """Sums a tensor, which may be overwritten, over an axis."""
         ...
 
     def reduce_scatter(self, flat: Tensor, what: str) -> Pending:
-        """Gives this rank's part of the sum over data, added up in fp32 (fp64 for fp64)."""
+        """Returns this rank's part of the sum over data, accumulated in fp32 (fp64 for fp64)."""
         ...
 
     def all_gather(self, part: Tensor, what: str) -> Pending:
-        """Gives the parts of all ranks of data, in their order."""
+        """Returns the parts of all ranks of data, in rank order."""
         ...
 
     def first_difference(self, numbers: list[int]) -> int | None:
-        """Returns the first place at which ranks of data have different numbers; None: nowhere.
+        """Returns the first index at which ranks of data have different numbers; None: nowhere.
 
-        An exchange that compares its collectives in another way returns None.
+        An exchange that compares its collectives otherwise returns None.
         """
         ...
 
 
 class BlockingExchange:
-    """Exchanges where it is asked to."""
+    """Exchanges immediately, without overlap."""
 
     def __init__(self, grid: Grid, device: torch.device) -> None:
         self._grid, self._device = grid, device
@@ -58,7 +58,7 @@ class BlockingExchange:
         axis = self._grid.axis("data")
         own = torch.tensor(numbers, dtype=torch.float64, device=self._device)
         every = collectives.all_gather(own, axis).view(axis.size, -1)
-        if isinstance(every, FakeTensor):  # which has no values
+        if isinstance(every, FakeTensor):  # has no values
             return None
         (places,) = (every != every[0]).any(0).cpu().nonzero(as_tuple=True)
         return int(places[0]) if len(places) else None

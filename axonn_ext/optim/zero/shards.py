@@ -1,4 +1,4 @@
-"""This rank's parts of the sums of gradients over the data axis."""
+"""This rank's parts of the gradients summed over the data axis."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from axonn_ext.nn.sharded import ShardedParameter, axes_left
 from axonn_ext.optim.zero.buckets import Bucket, Run, buckets_of
 from axonn_ext.optim.zero.exchange import BlockingExchange, Exchange, Pending
 
-_SHARDS = "_axonn_gradient_shards"  # the attribute of a parameter whose sums a GradientShards keeps
+_SHARDS = "_axonn_gradient_shards"  # attribute of a parameter: the GradientShards with its sums
 # One bucket is being summed and the next one is queued. More would not keep an axis busier.
 _MOST_UNDER_WAY = 2
 
@@ -25,9 +25,9 @@ class SummedBucket:
 
     before    the axes over which the gradients must be summed before data
     name      of its first parameter
-    on_ends   the last stage of a pipeline has a part of these gradients, too
+    on_ends   the last stage of a pipeline also has a part of these gradients
     gradient  the part, in the gradients' dtype; None: no gradient has been summed
-    given     the ids of the parameters of which a gradient has been summed
+    given     the ids of the parameters whose gradients have been summed
     """
 
     bucket: Bucket
@@ -37,26 +37,26 @@ class SummedBucket:
     runs: tuple[Run, ...]  # of this rank's part
     gradient: Tensor | None = None
     given: set[int] = field(default_factory=set)
-    filling: Tensor | None = None  # gradients that are not summed yet
+    filling: Tensor | None = None  # gradients not yet summed
     filled: set[int] = field(default_factory=set)  # the ids of their parameters
 
 
 class GradientShards:
-    """Sums gradients over data so that each rank gets a part of each sum, and no rank a whole one.
+    """Sums gradients over data so that each rank gets only a part of each sum.
 
-    `sync_gradients` and the orchestrator give it the gradients of its parameters, whose `grad` is
-    None afterwards. `gradients` gives the parts of the sums.
+    `sync_gradients` and the orchestrator pass it the gradients of its parameters, whose `grad` is
+    None afterwards. `gradients` yields the parts of the sums.
 
     stage: 1 sums the gradients of a step once, when they are complete; 2 sums those of each
-    backward pass as soon as a bucket of them is there, so that no rank ever holds more whole
-    gradients than a few buckets have. bucket_elements: of one bucket, before it is parted.
+    backward pass as soon as a bucket is full, so that no rank ever holds more than a few buckets of
+    whole gradients. bucket_elements: of one bucket, before it is divided.
 
     All ranks of data must have gradients of the same parameters, in the same order, since a bucket
-    does not say which of its elements are there. `finish` compares it.
+    does not record which of its elements are set. `finish` compares this.
 
-    Collectives: for each bucket a reduce-scatter over data, and for those that need it all-reduces
-    over x, y and z before; in `finish`, unless an orchestrator's lanes compare what they send, an
-    all-gather over data of 8 bytes for each parameter.
+    Collectives: for each bucket a reduce-scatter over data, preceded by all-reduces over x, y and z
+    if needed; in `finish`, unless an orchestrator's lanes compare what they send, an all-gather
+    over data of 8 bytes for each parameter.
 
     Raises ValueError for parameters of several grids, whose gradients are not summed over data, or
     whose sums another GradientShards keeps.
@@ -69,7 +69,7 @@ class GradientShards:
         self.stage, self.grid = stage, parameters[0].grid
         self.buckets = list(_buckets(parameters, bucket_elements))
         self._by_id = {id(p.parameter): p for p in parameters}
-        # Where the gradient of each parameter goes.
+        # The destination of each parameter's gradient.
         self._runs_of: dict[int, list[tuple[SummedBucket, Run]]] = {i: [] for i in self._by_id}
         for summed in self.buckets:
             for run in summed.bucket.runs:
@@ -77,7 +77,7 @@ class GradientShards:
         self._blocking = BlockingExchange(self.grid, parameters[0].parameter.device)
         self._exchange: Exchange = self._blocking
         self._under_way: deque[tuple[SummedBucket, set[int], Pending]] = deque()
-        # Since the last `finish`: how many sums began, and which was the last of each parameter.
+        # Since the last `finish`: the number of sums begun, and the last one of each parameter.
         self._num_begun = 0
         self._last_of = dict.fromkeys(self._by_id, 0)
         self._hooks = []
@@ -88,7 +88,7 @@ class GradientShards:
                 self._hooks.append(hook)
 
     def detach(self) -> None:
-        """Lets gradients stay with their parameters again."""
+        """Makes gradients stay with their parameters again."""
         for hook in self._hooks:
             hook.remove()
         for p in self._by_id.values():
@@ -96,7 +96,7 @@ class GradientShards:
                 delattr(p.parameter, _SHARDS)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Lets a parameter be pickled. What it is read into keeps its own gradient: it has None."""
+        """Allows a parameter to be pickled; when unpickled, it has None and keeps its gradient."""
         return type(None), ()
 
     @property
@@ -105,19 +105,19 @@ class GradientShards:
         return list(self._by_id.values())
 
     def use(self, exchange: Exchange | None) -> None:
-        """Sends through this exchange from now on; None: through one that does not overlap."""
+        """Uses this exchange from now on; None: one that does not overlap."""
         self._exchange = self._blocking if exchange is None else exchange
 
     @property
     def exchange(self) -> Exchange:
-        """Through what it sends."""
+        """The exchange in use."""
         return self._exchange
 
     @torch.no_grad()
     def add(self, parameter: nn.Parameter) -> None:
-        """Takes a parameter's gradient, and sums the buckets that are full.
+        """Takes a parameter's gradient, and sums full buckets.
 
-        What both ends of a pipeline hold stays for `finish`.
+        Parameters that both ends of a pipeline hold are left to `finish`.
         """
         runs = self._runs_of[id(parameter)]
         if runs and not runs[0][0].on_ends:
@@ -134,13 +134,14 @@ class GradientShards:
 
     @torch.no_grad()
     def finish(self) -> None:
-        """Takes all gradients that are left, and completes all sums.
+        """Takes all remaining gradients, and completes all sums.
 
-        Gradients of what both ends of a pipeline hold must have been summed over them. Raises
-        RuntimeError, on all ranks, if the ranks of data have gradients of different parameters.
-        (An orchestrator, whose lanes compare what they send, raises its own error later.)
+        Gradients of parameters that both ends of a pipeline hold must already be summed over these.
+        Raises RuntimeError, on all ranks, if the ranks of data have gradients of different
+        parameters. (An orchestrator, whose lanes compare what they send, raises its own error
+        later.)
         """
-        # One bucket after the other, so that ranks with different gradients have the same order.
+        # Bucket by bucket, so that ranks with different gradients use the same order.
         for summed in self.buckets:
             for run in summed.bucket.runs:
                 self._take(run.parameter)
@@ -154,11 +155,11 @@ class GradientShards:
             raise RuntimeError(
                 "sync_gradients: with ZeRO all ranks of data must compute gradients of the same "
                 f"parameters in the same order, but that of {self.parameters[differs].name} was "
-                "there on some ranks alone, or in another order"
+                "there only on some ranks, or in another order"
             )
 
     def check_summed(self) -> None:
-        """Raises RuntimeError if there are gradients that `finish` has not summed yet."""
+        """Raises RuntimeError if `finish` has not yet summed all gradients."""
         left = [p for p in self._by_id.values() if p.parameter.grad is not None]
         names = [p.name for p in left if p.parameter.numel()]
         names += [s.name for s in self.buckets if s.filling is not None]
@@ -170,7 +171,7 @@ class GradientShards:
             )
 
     def discard(self) -> None:
-        """Drops what is not summed yet. Sums that are complete stay."""
+        """Drops gradients that are not yet summed. Complete sums stay."""
         while self._under_way:
             self._under_way.popleft()[2]()
         for summed in self.buckets:
@@ -189,14 +190,14 @@ class GradientShards:
             summed.given = set()
 
     def gradients(self) -> Iterator[tuple[ShardedParameter, Tensor]]:
-        """Yields each run of a parameter of which this rank has the sum."""
+        """Yields each run of a parameter whose sum this rank has."""
         for summed in self.buckets:
             for run in summed.runs:
                 if summed.gradient is not None and id(run.parameter) in summed.given:
                     yield self._by_id[id(run.parameter)], run.inside(summed.gradient)
 
     def whole(self) -> dict[int, Tensor]:
-        """Returns the whole sums by ids of their parameters. Collectives: all-gathers over data."""
+        """Returns the whole sums by parameter id. Collectives: all-gathers over data."""
         found: dict[int, Tensor] = {}
         for summed in self.buckets:
             if summed.gradient is None:
@@ -238,20 +239,20 @@ class GradientShards:
 
 
 def shards_of(parameter: nn.Parameter) -> GradientShards | None:
-    """Returns what keeps the sums of a parameter's gradient; None: its own `grad` does."""
+    """Returns the holder of a parameter's summed gradient; None: it is in `grad`."""
     found = getattr(parameter, _SHARDS, None)
     assert found is None or isinstance(found, GradientShards)
     return found
 
 
 def all_shards(parameters: Iterable[ShardedParameter]) -> list[GradientShards]:
-    """Returns what keeps sums of these parameters' gradients, each once."""
+    """Returns the holders of these parameters' summed gradients, each once."""
     found = {id(s): s for p in parameters if (s := shards_of(p.parameter)) is not None}
     return list(found.values())
 
 
 def _fill(summed: SummedBucket, run: Run, gradient: Tensor) -> None:
-    """Adds a run of a gradient to those of the bucket that are not summed yet."""
+    """Adds a run of a gradient to the bucket's gradients that are not yet summed."""
     if summed.filling is None:
         summed.filling = gradient.new_empty(summed.bucket.numel)
         _zero_gaps(summed)
@@ -264,13 +265,13 @@ def _fill(summed: SummedBucket, run: Run, gradient: Tensor) -> None:
 
 
 def _without(bucket: Bucket, filled: set[int]) -> str:
-    """Says which of a bucket's gradients are missing, if any are."""
+    """Returns a note on the number of a bucket's gradients that are missing; "" if none."""
     missing = [i for i, run in enumerate(bucket.runs) if id(run.parameter) not in filled]
     return f", without {missing} of {len(bucket.runs)}" if missing else ""
 
 
 def _zero_gaps(summed: SummedBucket) -> None:
-    """Clears what lies between the runs and behind the last one, which is sent with them."""
+    """Zeroes the gaps between the runs and after the last one, which are sent with them."""
     assert summed.filling is not None
     at = 0
     for run in summed.bucket.runs:
@@ -280,7 +281,7 @@ def _zero_gaps(summed: SummedBucket) -> None:
 
 
 def _buckets(parameters: Sequence[ShardedParameter], elements: int) -> Iterator[SummedBucket]:
-    """Yields buckets of parameters that are summed alike, the last ones first, as in backward."""
+    """Yields buckets of parameters summed in the same way, the last ones first, as in backward."""
     groups: defaultdict[tuple[torch.dtype, tuple[str, ...], bool], list[ShardedParameter]]
     groups = defaultdict(list)
     for p in reversed(parameters):

@@ -1,1 +1,1 @@
-"""What the planner knows of a machine: products, attention, and links; a machine is a file here."""
+"""Models of a machine's matrix products, attention and links. Each machine is a file here."""

@@ -11,14 +11,14 @@ from typing import NamedTuple
 
 from axonn_ext.spec.files.tables import Table
 
-DEFAULT_KERNEL = "default"  # of rates that do not name a kernel
+DEFAULT_KERNEL = "default"  # for rates that do not name a kernel
 
 
 class Rates(NamedTuple):
     """Measured rates of causal attention, forward and backward together.
 
-    flops: flop/s, a row for each of head_dims and in it a number for each of sequence_lengths.
-    Only the operations that causal attention needs are counted, half of those of whole squares.
+    flops: flop/s, one row per head dim, one column per sequence length. Only the operations that
+    causal attention needs are counted: half of those of full squares.
     """
 
     sequence_lengths: tuple[int, ...]
@@ -26,9 +26,9 @@ class Rates(NamedTuple):
     flops: tuple[tuple[float, ...], ...]
 
     def at(self, sequence_length: int, head_dim: int) -> float:
-        """Returns the rate; between measured points its logarithm is linear in those of both.
+        """Returns the rate, interpolated between measured points linearly in all logarithms.
 
-        Beyond the measured points it is that of the nearest one.
+        Beyond the measured points, the rate of the nearest one holds.
         """
         rows = [_between(self.sequence_lengths, row, sequence_length) for row in self.flops]
         return _between(self.head_dims, rows, head_dim)
@@ -36,7 +36,7 @@ class Rates(NamedTuple):
 
 @dataclass(frozen=True)
 class Attention:
-    """The rates of attention on a machine, of the kernel that is planned with.
+    """The rates of attention on a machine, for the kernel that plans assume.
 
     rates: dtype -> rates.
     """
@@ -46,7 +46,7 @@ class Attention:
 
     @classmethod
     def flat(cls, flops: Mapping[str, float]) -> Attention:
-        """Rates that depend on the dtype alone."""
+        """Returns rates that depend only on the dtype."""
         return cls({dtype: Rates((1,), (1,), ((rate,),)) for dtype, rate in flops.items()})
 
     def flops(self, dtype: str, sequence_length: int, head_dim: int) -> float:
@@ -68,8 +68,8 @@ def _between(points: Sequence[int], values: Sequence[float], at: int) -> float:
 def read_attention(table: Table, dtypes: tuple[str, ...]) -> Attention:
     """Reads the table `attention` of a machine's file, which has a rate for each of `dtypes`.
 
-    A rate is a number of its own, or comes from the measured rates of `kernel`. Raises InputError
-    naming file and key.
+    A rate is either given as a number or taken from the measured rates of `kernel`. Raises
+    InputError naming file and key.
     """
     rows = list(table.tables("measured"))
     kernels = [row.text("kernel") for row in rows]

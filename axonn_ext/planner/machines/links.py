@@ -16,16 +16,15 @@ from axonn_ext.spec.files.tables import Table
 from axonn_ext.spec.grid import COMMUNICATING
 
 KINDS = ("all_gather", "reduce_scatter", "all_reduce", "send")  # send: between two stages
-_KEPT = 1 << 16  # the most links in the cache
+_KEPT = 1 << 16  # the largest number of links in the cache
 
 
 class Link(NamedTuple):
-    """The link of a rank in a collective: the bytes that it sends per second, and the latency of a
-    step of the ring.
+    """A rank's link in a collective: its sending rate, and the latency of one step of the ring.
 
-    by_kind: the links of kinds of collectives that were measured separately. hides_latency: the
-    time is the longer one of bytes and latency, not their sum. trees_s: the latency of a whole
-    all-reduce by trees, up and down again; None: no trees.
+    by_kind: the links of collective kinds that were measured separately. hides_latency: the larger
+    of the times for bytes and latency counts, not their sum. trees_s: the latency of a whole tree
+    all-reduce, up and down; None: no trees.
     """
 
     bytes_per_s: float
@@ -38,7 +37,7 @@ class Link(NamedTuple):
 class MeasuredLink(NamedTuple):
     """A measurement of groups of `size` ranks that all communicate at once.
 
-    inner: the distance in rank of neighbours. kind, axis: None if the row holds for all of them.
+    inner: the rank distance between neighbours. kind, axis: None if the row holds for all of them.
     latency_s: None if the model's latency is to be used.
     """
 
@@ -57,19 +56,19 @@ class Level:
     ranks: the ranks of one unit of the level, such as a node; None if there is no limit.
     bytes_per_s: the rate at which one unit of the level below sends (a rank in the first level, a
         node in the second).
-    contention: a number by which bytes_per_s is divided.
+    contention: the divisor of bytes_per_s.
     latency_s: the latency of one step of a ring.
-    tree_latency_s: the latency of one hop of a tree, by which an all-reduce between nodes may run;
-        None: by rings alone.
+    tree_latency_s: the latency of one hop of a tree, which all-reduces between nodes may use; None:
+        only rings.
     hides_latency: bytes are sent while the steps wait, as on emulated links.
 
-    What is not known, for the range of a prediction (planner/uncertainty.py):
+    Unknowns, for the range of a prediction (planner/uncertainty.py):
 
-    neighbours_measured: the most groups that left a unit of the level below together when its rate
-        was measured; None: as many as there can be.
-    unmeasured_rate: by which factor the rate may be higher with more groups than these.
-    full_rate_ranks, least_rate: of jobs with more ranks than these, the factor to which the rate
-        may fall (tapered or shared networks); None: it does not.
+    neighbours_measured: the largest number of groups that left a unit of the level below together
+        when its rate was measured; None: as many as there can be.
+    unmeasured_rate: the factor by which the rate may be higher with more groups.
+    full_rate_ranks, least_rate: with more than full_rate_ranks ranks, a job's rate may fall to this
+        factor (tapered or shared networks); None: it does not.
     """
 
     name: str
@@ -100,7 +99,7 @@ class Links:
 
     Source: arXiv:2305.13525, performance model. Groups inside a node use its links, whose speed
     depends on the distance of neighbours and the size of the group. Groups that span nodes share
-    the rate at which a node sends equally.
+    the node's sending rate equally.
     """
 
     levels: tuple[Level, ...]
@@ -143,7 +142,7 @@ class Links:
         link = self._corrected(model, inner, size, fields[None])
         if kinds == {None}:
             return link
-        # What was measured of all-reduces has their algorithm in it.
+        # Measured all-reduces already include the effect of their algorithm.
         model = model._replace(trees_s=None)
         by_kind = {
             kind: self._corrected(model, inner, size, fields[kind])
@@ -181,10 +180,10 @@ class Links:
         return Link(rate, latency / (size - 1) if size > 1 else 0.0)
 
     def _trees_s(self, inner: int, size: int, index: int) -> float | None:
-        """Returns the latency of an all-reduce by trees over nodes; None if it takes none.
+        """Returns the latency of a tree all-reduce over nodes; None if there are no trees.
 
-        The ranks of a node form a chain, and the nodes a binary tree, of which the data goes up
-        and down; two such trees halve the data between them, so that every node sends as much.
+        The ranks of a node form a chain, and the nodes a binary tree, which the data goes up and
+        down. Two such trees carry half of the data each, so that all nodes send equally much.
 
         Source: NCCL, src/graph/tuning.cc: 2 ((ranks / nodes - 1) latency inside + log2(nodes)
         latency between).
@@ -218,7 +217,7 @@ class Links:
         return functools.cache(self._make_fields)
 
     def _make_fields(self, index: int, axis: str) -> dict[str | None, tuple[LogField, LogField]]:
-        """Returns measured over modelled rates and latencies of a level and axis, for each kind.
+        """Returns the ratios of measured to modelled rates and latencies, by kind of collective.
 
         The key None stands for all kinds. A row without a kind holds for each kind.
         """
@@ -240,7 +239,7 @@ class Links:
 def _members(inner: int, size: int, ranks: int) -> int:
     """Returns how many ranks of a group are in one unit of `ranks` ranks.
 
-    If groups lie across units in different ways, it is the number that divides all of them.
+    If groups straddle units in different ways, it is a common divisor of their numbers.
     """
     return 1 if ranks % inner else math.gcd(size, ranks // inner)
 

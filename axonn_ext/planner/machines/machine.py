@@ -23,7 +23,7 @@ from axonn_ext.spec.files.tables import Table
 from axonn_ext.spec.grid import GridShape
 
 DEVICES = ("cuda", "cpu")
-OWN_KEYS = {"name", "description", "source", "gpu"}  # what a file does not take from its base
+OWN_KEYS = {"name", "description", "source", "gpu"}  # not inherited from a base
 _HOST_KEYS = ("host_link_bytes_per_s", "host_memory_bytes_per_s")
 _TREE_RATE = 0.92  # of a ring's bandwidth (NCCL, src/graph/tuning.cc)
 MEASURED = "this"  # the machine that `axonn-ext bench links` measured
@@ -36,28 +36,28 @@ class Machine:
     All numbers are those of one rank (a GPU, a GCD or a process):
 
     memory_bytes           all memory
-    memory_reserved_bytes  the part that tensors cannot have (context, fragmentation)
+    memory_reserved_bytes  the part that tensors cannot use (context, fragmentation)
     communicator_bytes     the buffers of one communicator
     memory_bytes_per_s     the bandwidth that elementwise work reaches
     peak_flops             dtype -> peak flop/s, to which "% of peak" refers
-    attention              the rates of fused scaled dot products
+    attention              the rates of fused attention
     hidden_share           the largest share of a collective over x or y that a fused op hides
                            behind its product (0: one runs after the other)
-    launch_s               the time of launching one operation
-    ranks_per_core         how many ranks shared a core of a CPU while products were timed; 1 if
-                           each had one or more for itself
-    slowdown               the time of computation in a training step over the time of its kernels
-                           at their best (power, gaps, work that is not fused); 1 if the numbers of
-                           the file are those of whole steps
+    launch_s               the time to launch one operation
+    ranks_per_core         the number of ranks that shared a CPU core while products were timed; 1
+                           if each had at least one to itself
+    slowdown               the computation time of a training step over the time of its kernels at
+                           their best (power, gaps, unfused work); 1 if the file's numbers come from
+                           whole steps
     host_link_bytes_per_s, host_memory_bytes_per_s
                            the rate in each direction between a GPU and its host, and a rank's share
-                           of the bandwidth of the host's memory; None: unknown, so that AdamW's
-                           state cannot be offloaded
-    straggler_share        by how much the slowest of many ranks may be slower than the mean one
-    communication_units    how many of products.num_units collectives may take while they run beside
-                           computation
-    watts                  the power limit of a GPU, for the energy of a training; None: unknown
-    device                 "cuda", or "cpu", whose collectives sum low precision in copies of fp32
+                           of the host's memory bandwidth; None: unknown, so AdamW's state cannot be
+                           offloaded
+    straggler_share        how much slower than the mean the slowest of many ranks may be
+    communication_units    how many of products.num_units collectives may take while they run
+                           alongside computation
+    watts                  a GPU's power limit, for the energy of a training run; None: unknown
+    device                 "cuda", or "cpu", whose collectives sum low precision in fp32 copies
     """
 
     name: str
@@ -88,7 +88,7 @@ class Machine:
 
     @property
     def usable_bytes(self) -> int:
-        """The bytes of memory that tensors can have."""
+        """The bytes of memory that tensors can use."""
         return self.memory_bytes - self.memory_reserved_bytes
 
     @property
@@ -97,16 +97,16 @@ class Machine:
         return self.device == "cuda" and self.hidden_share > 0
 
     def communicators_bytes(self, grid: GridShape, *options: Options) -> int:
-        """Returns the bytes of the buffers of a rank's communicators, with the most of options."""
+        """Returns the bytes of a rank's communicator buffers, the most over these options."""
         return self.communicator_bytes * max(
             num_communicators(grid, overlap=each.overlap, wraps=each.pipeline.chunks > 1)
             for each in options
         )
 
     def memory_limit_on(self, grid: GridShape, *options: Options, fraction: float) -> int:
-        """Returns the bytes that a rank may use with any of these options, of that fraction.
+        """Returns that fraction of the bytes that a rank may use with any of these options.
 
-        What communicators take is not among them.
+        The memory of communicators is excluded.
         """
         return int((self.usable_bytes - self.communicators_bytes(grid, *options)) * fraction)
 
@@ -124,8 +124,8 @@ class Machine:
     def collective_seconds(self, collective: Collective, link: Link, group_size: int) -> float:
         """Returns the time of a ring: bytes over bandwidth, plus a latency for each of its steps.
 
-        If the link hides its latency, the time is the longer one of the two. A message between two
-        ranks has one step. An all-reduce over nodes takes trees where they are faster.
+        If the link hides its latency, the longer of the two counts. A message between two ranks has
+        one step. An all-reduce over nodes uses trees where they are faster.
         """
         kind = collective.kind
         if link.by_kind is not None:
@@ -135,7 +135,7 @@ class Machine:
         ring = max(sending, waiting) if link.hides_latency else sending + waiting
         if kind != "all_reduce" or link.trees_s is None:
             return ring
-        # A ring sends (g - 1) / g of what a tree sends.
+        # A ring sends (g - 1) / g of the bytes that a tree sends.
         by_trees = sending * group_size / (group_size - 1) / _TREE_RATE
         return min(ring, by_trees + link.trees_s)
 
@@ -155,7 +155,7 @@ class Machine:
         return self.slowdown * (num_bytes / self.memory_bytes_per_s + self.launch_s)
 
     def crossing_seconds(self, num_bytes: int) -> float:
-        """Returns the time in which bytes cross to the host, or back; on a CPU, none do."""
+        """Returns the time to copy bytes to the host or back; 0 on a CPU."""
         if self.device == "cpu":
             return 0.0
         self.check_offload()
@@ -163,7 +163,7 @@ class Machine:
         return num_bytes / self.host_link_bytes_per_s
 
     def host_seconds(self, num_bytes: int) -> float:
-        """Returns the time in which the host reads and writes bytes for one rank."""
+        """Returns the time the host takes to read and write bytes for one rank."""
         if self.device == "cpu":
             return self.elementwise_seconds(num_bytes)
         self.check_offload()
@@ -196,10 +196,10 @@ def load_machine(
 ) -> Machine:
     """Returns the machine of that name, or of the TOML file at that path.
 
-    this_file: the file of "this", the machine that `axonn-ext bench links` measured. changes: keys
-    of the file with other values, see `overrides.changed`; the machine's name then tells them.
+    this_file: the file of "this", the machine that `axonn-ext bench links` measured. changes: new
+    values for keys of the file, see `overrides.changed`; they become part of the machine's name.
 
-    Raises InputError for an unknown name, and for a mistake in a file, whose key it names.
+    Raises InputError for an unknown name, and for a mistake in a file, naming its key.
     """
     file = machine_file(name, this_file=this_file)
     return _read(file, MEASURED if name == MEASURED else Path(file.name).stem, changes)
@@ -226,10 +226,10 @@ def _folder() -> Traversable:
 
 
 def _with_base(file: Path | Traversable) -> dict[str, Any]:
-    """Returns the values of a file, with those of its base where it has none.
+    """Returns the values of a file, completed from its base.
 
-    A table or an array is taken from the base as a whole, or not at all. Raises InputError for a
-    base that is no machine of the package.
+    Tables and arrays are inherited whole or not at all. Raises InputError for a base that is not a
+    machine of the package.
     """
     own = read_toml(file)
     if "base" not in own:

@@ -13,13 +13,13 @@ EXPECTED = "KEY=VALUE with a key of the machine's file, such as levels.node.byte
 
 
 def changed(values: Mapping[str, Any], changes: Sequence[str]) -> dict[str, Any]:
-    """Returns the values of a file with all changes made, in their order.
+    """Returns the values of a file with all changes made, in order.
 
     changes: KEY=VALUE each. The names of tables are joined by dots; an element of an array of
-    tables is found by its `name`, or by its number from 0 on. The value is written as in TOML. What
-    reads the file decides which keys and values it accepts.
+    tables is found by its `name` or its index from 0. The value is written as in TOML. The reader
+    of the file decides which keys and values it accepts.
 
-    Raises InputError for a change that does not read like this, or whose table does not exist.
+    Raises InputError for a malformed change, and for a table that does not exist.
     """
     result = copy.deepcopy(dict(values))
     for change in changes:
@@ -51,13 +51,13 @@ def _inside(table: Any, name: str, key: str) -> Any:
 
 
 def _value(text: str, change: str) -> Any:
-    """Returns the value of a TOML text. A text of several lines could hold further keys."""
+    """Returns the value of a TOML text, refusing further keys on lines after the first."""
     try:
         values = tomllib.loads(f"value = {text}")
     except (tomllib.TOMLDecodeError, ValueError, RecursionError):
         values = {}
     if set(values) != {"value"}:
         raise InputError(
-            f"expected a number, true, false or a quoted text, got {clipped(change)!r}"
+            f"expected a number, true, false or a quoted string, got {clipped(change)!r}"
         )
     return values["value"]

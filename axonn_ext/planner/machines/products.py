@@ -15,8 +15,8 @@ from axonn_ext.planner.step.tasks import Matmul
 from axonn_ext.spec.files.tables import Table
 from axonn_ext.spec.products import PRODUCT_LAYOUTS
 
-_KEPT = 1 << 16  # the most times in the cache, which take about 20 MB
-_LEAST_K = 512  # the least k of a part of a product that is split along k (a guess)
+_KEPT = 1 << 16  # the largest number of times in the cache, about 20 MB
+_LEAST_K = 512  # the smallest k of one part of a split-k product (a guess)
 
 
 class MeasuredMatmul(NamedTuple):
@@ -49,9 +49,9 @@ class Products:
         return functools.lru_cache(maxsize=_KEPT)(self._find)
 
     def _find(self, matmul: Matmul, dtype: str) -> float:
-        """Returns the model's time, corrected by the model's error at the measured sizes nearby.
+        """Returns the model's time, corrected by the model's error at nearby measured sizes.
 
-        Measurements of the same layout count; if there are none, those of all layouts.
+        Uses the measurements of the same layout, or of all layouts if it has none.
         """
         seconds, (m, n, k, layout) = self._model(matmul, dtype), matmul
         fields = self._fields
@@ -59,7 +59,7 @@ class Products:
         return seconds if field is None else seconds * field.at((m, n, k))
 
     def _model(self, matmul: Matmul, dtype: str) -> float:
-        """Returns the model's time: that of the waves of tiles, or of memory traffic if longer.
+        """Returns the model's time: the waves of tiles, or the memory traffic if that takes longer.
 
         A product with fewer tiles than units is split along k.
 
@@ -83,7 +83,7 @@ class Products:
 
     @cached_property
     def _fields(self) -> dict[tuple[str, str], LogField]:
-        """The measured over the modelled times, by dtype and layout ("" for all layouts)."""
+        """The ratios of measured to modelled times, by dtype and layout ("" for all layouts)."""
         rows: dict[tuple[str, str], list[tuple[tuple[int, int, int], float]]] = {}
         for matmul, dtype, seconds in self.measured:
             factor = seconds / self._model(matmul, dtype)

@@ -8,7 +8,7 @@ from dataclasses import replace
 from axonn_ext.planner.machines.links import Level
 from axonn_ext.planner.machines.machine import Machine
 
-CHANGE = 0.2  # by so much are links taken slower and faster, where it is asked what they decide
+CHANGE = 0.2  # how much slower and faster links are assumed in order to see their effect
 
 
 def with_rates(machine: Machine, factors: Sequence[float]) -> Machine:

@@ -1,1 +1,1 @@
-"""What a rank holds: its states, what is kept for backward, buffers, and the peak of a step."""
+"""A rank's memory: states, activations kept for backward, buffers, and the peak of a step."""

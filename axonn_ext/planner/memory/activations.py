@@ -2,7 +2,7 @@
 
 Legend, per rank and micro-batch: m rows (tokens) of a (data, z) group; mx rows of the residual
 stream, my rows of attention, MLP and logits (in `sharded` m / Gx and m / Gy, else m); H hidden, Q
-qkv, U up, F inside the MLP and V vocabulary features, all of them whole; Gx, Gy sizes of axes.
+qkv, U up, F inside the MLP and V vocabulary features, all unsharded; Gx, Gy sizes of axes.
 
 The numbers follow the modules of axonn_ext.nn. Tensors that share memory count once. For example,
 q, k and v are views of the result of qkv; and the result of attention is saved both by attention
@@ -30,9 +30,9 @@ class ModelSizes(NamedTuple):
 
     attention: the features of all queries. kv: the features of all keys.
     block: the elements of the four matrices of a block.
-    runs[i]: the most elements that i successive matrices of a block have; after the last matrix
-        comes the first one again.
-    block_tensors: the number of parameter tensors of a block; norm_vectors: that of a norm.
+    runs[i]: the largest number of elements of i successive matrices of a block, where the first
+        matrix follows the last.
+    block_tensors, norm_vectors: the number of parameter tensors of a block, and of a norm.
     """
 
     rms_norm: bool
@@ -59,7 +59,7 @@ class ModelSizes(NamedTuple):
 
     def num_tensors(self, share: StageShare) -> int:
         """Returns the number of parameter tensors of a stage."""
-        first = share.has_first * (1 + (not self.rotary))  # the table, and that of positions
+        first = share.has_first * (1 + (not self.rotary))  # tables of tokens and positions
         last = share.has_last * (self.norm_vectors + 1)
         # Where a stage has both ends, a tied table counts once.
         both = share.has_first and share.has_last and self.tied
@@ -68,7 +68,7 @@ class ModelSizes(NamedTuple):
 
 @lru_cache(maxsize=256)
 def sizes_of(model: ModelConfig) -> ModelSizes:
-    """Returns the sizes of the model; they are computed only once for each model."""
+    """Returns the sizes of the model, computed once per model."""
     traits = model.traits
     # A block has four Linears, two norms and, in some families, norms of queries and keys.
     per_block = sum(1 + w.bias for w in model.block_linears) + 2 * traits.norm.num_vectors
@@ -104,9 +104,9 @@ class Kept(NamedTuple):
     """The bytes that a forward pass keeps for backward.
 
     block        kept by one block that is not recomputed as a whole
-    block_input  kept by one block that is
-    ends         kept by those of the embedding, the last norm and lm_head that the stage has
-    loss         the logits, two fp32 numbers a row, and the labels
+    block_input  kept by one block that is recomputed as a whole
+    ends         kept by the embedding, the last norm and lm_head, as far as the stage has them
+    loss         the logits, two fp32 numbers per row, and the labels
     weights      gathered weights that backward does not gather again (those of blocks that are not
                  recomputed as a whole, and of lm_head), and the tied table
     received     the input of a virtual stage, where no block keeps it
@@ -120,7 +120,7 @@ class Kept(NamedTuple):
     received: int
 
     def total(self, num_layers: int, recomputation: Recomputation) -> int:
-        """Returns the bytes of all parts of a stage, of which the rank has that many blocks."""
+        """Returns the bytes of all parts of a stage with that many blocks."""
         blocks = self.blocks(num_layers, recomputation.num_blocks(num_layers))
         return blocks + self.ends + self.loss + self.weights + self.received
 
@@ -142,7 +142,7 @@ def kept_of_share(job: Job, size: ModelSizes, share: StageShare) -> Kept:
     positions = 0 if size.rotary else mx * _INT64
     first = m * (_INT64 + _BOOL) + positions
     loss = my * (size.vocab // grid.x * options.width + 2 * _FP32) + m * _INT64 + _FP32
-    # torch's LayerNorm keeps its input, and so does recomputation. It is that of the first block.
+    # torch's LayerNorm keeps its input, and so does recomputation: here, the first block's input.
     by_block = options.recomputation.blocks or not (size.rms_norm or grid.y > 1)
     return Kept(
         block=of_block.whole,
@@ -158,8 +158,8 @@ class KeptOfBlock(NamedTuple):
     """The bytes that a block keeps, if it is not recomputed as a whole.
 
     whole   all of them
-    norm    those of a norm, which are part of it
-    stream  those of its input, a rank's rows of the residual stream
+    norm    the bytes of one norm, included in `whole`
+    stream  the bytes of its input, a rank's rows of the residual stream
     """
 
     whole: int
@@ -178,25 +178,25 @@ def kept_of_block(job: Job, size: ModelSizes) -> KeptOfBlock:
     wide_stream = m * (size.hidden // y) * width if gathered else stream  # a Linear's input
     norm = stream + mx * (_FP32 if size.rms_norm or y > 1 else 2 * width) + wide_stream
 
-    # Attention keeps the result of qkv, and its own, which is the input of the Linear after it.
+    # Attention keeps the result of qkv and its own result, the input of the next Linear.
     of_x = my * width // x
     attention = of_x * (size.qkv + size.attention)
     if not options.recomputation.attention:
         attention += _between_linears(size, my, x, width)
-    # ReLU's backward reads its own result, that of the other activations reads what up computed.
+    # ReLU's backward reads the result of ReLU; other activations' backward reads up's result.
     mlp = of_x * (size.mlp if size.relu else size.up + size.mlp)
-    if size.gated:  # silu(gate) is kept, too
+    if size.gated:  # silu(gate) is kept as well
         mlp += of_x * size.mlp
     if gathered and y > 1:
         whole = m * width // x
         attention += whole * size.attention
-        # The gathered input is kept instead of the rank's part, which only ReLU needs, too.
+        # The gathered input is kept instead of the rank's part, unless ReLU needs that as well.
         mlp += (whole if size.relu else whole - of_x) * size.mlp
     return KeptOfBlock(2 * norm + attention + mlp, norm, stream)
 
 
 def _between_linears(size: ModelSizes, rows: int, x: int, width: int) -> int:
-    """Returns what attention keeps between its Linears, beside the result of each."""
+    """Returns the bytes that attention keeps between its Linears, besides their results."""
     heads = rows * width // x * (size.attention + size.kv)  # as much as q and k
     kept = rows * size.heads // x * _FP32  # the log-sum-exp
     if size.head_norms:  # the normalised q and k are kept, with a number for each head and row
@@ -214,9 +214,9 @@ def stream_bytes(job: Job) -> int:
 
 
 def deferred_bytes_of(job: Job, stage: int) -> int:
-    """Returns what weight gradients that are computed later wait with, for one micro-batch.
+    """Returns the bytes kept for deferred weight gradients of one micro-batch.
 
-    It is the input of each Linear, and the gradient of its output.
+    These are the input of each Linear and the gradient of its output.
     """
     size, options, grid = sizes_of(job.placed_model), job.options, job.grid
     x, y, m = grid.x, grid.y, job.rows
@@ -235,8 +235,8 @@ def deferred_bytes_of(job: Job, stage: int) -> int:
 def _kept_weights(job: Job, size: ModelSizes, share: StageShare) -> int:
     """Returns the elements of Kept.weights.
 
-    With overlap there are none: gathered weights then belong to the budget of the orchestrator
-    (Overlap.gathered_bytes), which gathered.py counts.
+    With overlap there are none: gathered weights then count toward the orchestrator's budget
+    (Overlap.gathered_bytes), see gathered.py.
     """
     grid, options = job.grid, job.options
     if grid.z == 1 or options.overlap is not None:

@@ -1,6 +1,6 @@
-"""What ZeRO and offload need beside the states: buckets that are filled, exchanged and updated.
+"""Memory of ZeRO and offload besides the states: buckets being filled, exchanged and updated.
 
-Letters: B elements of the largest bucket, p ranks of data that divide it, w bytes of an element.
+Legend: B elements of the largest bucket, p data ranks that shard it, w bytes per element.
 Sources of the numbers: axonn_ext/optim/zero/shards.py, axonn_ext/overlap/exchange.py and
 axonn_ext/optim/bucketed.py.
 """
@@ -14,23 +14,23 @@ from axonn_ext.planner.memory.states import FP32
 
 _UNDER_WAY = 2  # buckets whose sums are under way at a time
 _RETURNING = 2  # buckets that are all-gathered, or copied to the parameters, at a time
-_UPDATED = 3  # parts of new parameters: of buckets that are updated, and of one that is sent
+_UPDATED = 3  # shards of new parameters: of buckets being updated, and of one being sent
 
 
 def kept_gradients(stage: Stage) -> int:
-    """Returns the gradients that earlier micro-batches leave: whole, or parts of sums (zero=2)."""
+    """Returns the bytes of earlier micro-batches' gradients: whole, or shards of sums (zero=2)."""
     if stage.options.optimizer.zero > 1 and stage.num_parts > 1:
         return stage.elements.parts * stage.width
     return stage.elements.own * stage.width
 
 
 def taken(stage: Stage, elements: int, *, has_gradients: bool) -> tuple[int, int]:
-    """Returns what is there of so many gradients of a backward pass that are summed as they come.
+    """Returns the bytes held for a backward pass's first `elements` gradients, summed as they come.
 
-    The first number is that of parts of sums, and of buckets that are being filled, each of which
-    is allocated as a whole. The second one is that of the buckets under way.
+    The first number counts shards of sums, and buckets being filled, each allocated as a whole. The
+    second counts the buckets under way.
 
-    has_gradients: whether there are parts of sums of earlier micro-batches.
+    has_gradients: whether there are shards of sums of earlier micro-batches.
     """
     if elements == 0:
         return (kept_gradients(stage) if has_gradients else 0), 0
@@ -42,7 +42,7 @@ def taken(stage: Stage, elements: int, *, has_gradients: bool) -> tuple[int, int
 
 
 def while_taking(stage: Stage) -> int:
-    """Returns what the buckets need beside gradients that are whole until they are taken.
+    """Returns the bytes that buckets need while gradients stay whole until a bucket takes them.
 
     Buckets are allocated as a whole when the first gradient goes into them, and a gradient that is
     larger than a bucket stays until all of it is taken.
@@ -67,16 +67,16 @@ def after_backward(stage: Stage) -> Iterator[tuple[int, int]]:
     count = elements.num_buckets
     buffers = min(count, _RETURNING) * elements.bucket * width + min(count, _UPDATED) * part * width
     if stage.options.optimizer.offload == "none":
-        # A scaled gradient in fp32, beside the widened one that it is made of.
+        # A scaled gradient in fp32, and the widened one from which it is computed.
         buffers += part * (FP32 + stage.wide)
     yield sums, buffers
 
 
 def _under_way(stage: Stage, full: int) -> int:
-    """Returns the bytes of buckets that are being reduce-scattered, of which so many are full.
+    """Returns the bytes of buckets being reduce-scattered, if `full` buckets are full.
 
-    With overlap, each has what it sends and what arrives. Without, one has been summed at once: on
-    the CPU in copies of fp32, and its part remains.
+    With overlap, each has a send and a receive buffer. Without, one at a time has been summed, on
+    the CPU in fp32 copies, and its shard remains.
     """
     bucket = stage.elements.bucket
     if stage.overlap is not None:

@@ -1,9 +1,9 @@
-"""Which variants of a job fit, of which only a few are counted.
+"""Finds the variants of a job that fit, computing the memory of only a few.
 
-Of two variants, one mostly holds less than the other; only single moments of it may have a little
-more. So if the fullest variant has room for that much, all fit, and if the emptiest one is too full
-by more than that, none does. And what fits with large micro-batches fits with smaller ones, and on
-more ranks of z.
+Of two variants, one mostly holds less than the other, except for a little more at single moments.
+So if the fullest variant fits with that margin, all fit, and if the emptiest one exceeds the limit
+by more than the margin, none does. A job that fits with large micro-batches also fits with smaller
+ones, and on more ranks of z.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from axonn_ext.planner.memory.in_flight import units_of
 from axonn_ext.planner.memory.peak import fullest, fullest_stages
 from axonn_ext.planner.memory.states import FP32, StageStates
 
-_NOTHING_MISSING = 1 << 62  # where all fit
-# What a variant has that may take memory, as bits of a number.
+_NOTHING_MISSING = 1 << 62  # if all fit
+# Properties of a variant that may cost memory, as bit flags.
 _KEEPS_ACTIVATIONS, _KEEPS_INPUTS, _KEEPS_WEIGHTS, _OVERLAPS = 1, 2, 4, 8
 
 
 class Fitting(NamedTuple):
-    """Which jobs fit; and so many bytes, at least, each of the others needs beyond the limit."""
+    """Which jobs fit, and the least number of bytes by which any other exceeds the limit."""
 
     fits: list[bool]
     missing: int
@@ -38,11 +38,11 @@ class Roomy(NamedTuple):
 
 
 class RoomyKinds:
-    """Jobs that surely fit, by what they are like and by kinds of variants.
+    """Jobs that surely fit, by their similarity and by kinds of variants.
 
-    Those fit, too, that have fewer rows in a micro-batch and more ranks of z. All jobs have one
-    model and batch, and options that differ as those of those_that_fit; grids, layouts,
-    micro-batches, schedules and AdamW's options may differ, too.
+    Jobs with at most as many rows per micro-batch, and at least as many ranks of z, then fit as
+    well. All jobs have the same model and batch, and options that differ as in those_that_fit;
+    grids, layouts, micro-batches, schedules and AdamW's options may also differ.
     """
 
     def __init__(self, device: str) -> None:
@@ -50,17 +50,17 @@ class RoomyKinds:
         self._found: dict[tuple[object, ...], dict[int, Roomy]] = {}
 
     def like(self, job: Job, stages: Sequence[StageStates]) -> dict[int, Roomy]:
-        """Returns those like the job by their kinds, to which others are to be added.
+        """Returns the jobs similar to this one by their kinds; the caller adds others to it.
 
-        These must have _rounded_bytes to spare. Each moment holds at least as much if there are
-        more rows, provided that as many micro-batches are there at a time and messages are cut
-        alike. Only what is subtracted for a part of a block that has not run is rounded otherwise
-        than what it is subtracted from. Where weight gradients wait, some moments have no
-        micro-batch of which it could be subtracted.
+        Jobs that are added must have _rounded_bytes to spare. With more rows, each moment holds at
+        least as much, provided that equally many micro-batches are there at a time and messages are
+        split alike. Only the bytes subtracted for the part of a block that has not run are rounded
+        differently from those they are subtracted from. Where weight gradients are deferred, some
+        moments have no micro-batch to subtract them from.
 
-        More ranks of z divide parameters, gradients and the state of AdamW, and with one rank of
-        data fewer gradients are summed. But on CPUs, the copies of two buckets may need more if a
-        bucket is smaller, and ZeRO has fewer ranks of data then.
+        More ranks of z shard parameters, gradients and AdamW's state further; with one data rank
+        fewer gradients are summed. But on CPUs, the copies of two buckets may need more if a bucket
+        is smaller, and ZeRO then has fewer data ranks.
         """
         options, grid = job.options, job.grid
         if grid.pipe > 1 and options.pipeline.defers:
@@ -81,10 +81,10 @@ def those_that_fit(
 ) -> Fitting:  # fmt: skip
     """Returns which jobs have a memory_of of at most `limit` bytes.
 
-    jobs: legal jobs that differ alone in kept inputs, kept weights, whether there is overlap, and
-    whether recomputation is "none" or "full"; all may have another policy of it.
-    device, auto_fuses: see memory_of. known: what has been found with the same two, to which what
-    is found is added.
+    jobs: legal jobs that differ only in kept inputs, kept weights, whether there is overlap, and
+    whether recomputation is "none" or "full"; all may share another recomputation policy.
+    device, auto_fuses: see memory_of. known: earlier results for the same two, to which new ones
+    are added.
     """
     stages = fullest_stages(jobs[0], device)
     at_once = max(_states_at_once(jobs[0], stage) for stage in stages)
@@ -119,7 +119,7 @@ def those_that_fit(
 
 
 def _holds_less(job: Roomy, other: Roomy) -> bool:
-    """Whether a job surely fits because another one does, which is like it."""
+    """Whether a job surely fits because a similar one does."""
     return job.rows <= other.rows and job.z >= other.z and job.limit >= other.limit
 
 
@@ -132,7 +132,7 @@ def _known_from(
 ) -> int | None:
     """Returns a bound on a variant's memory, in bytes, or None if there is no useful bound.
 
-    counted: the kinds of other variants, and what they hold.
+    counted: the kinds and the memory of other variants.
     """
     for other, total in counted:
         differ = kind ^ other
@@ -147,7 +147,7 @@ def _known_from(
 
 
 def may_fit_without_state(jobs: Sequence[Job], limit: int, *, device: str = "cuda") -> bool:
-    """Whether one of the jobs may fit if AdamW's state took no memory; if not, none fits with any.
+    """Whether any of the jobs may fit if AdamW's state takes no memory; if not, none fits at all.
 
     jobs: see those_that_fit.
     """
@@ -156,10 +156,10 @@ def may_fit_without_state(jobs: Sequence[Job], limit: int, *, device: str = "cud
 
 
 def freed_by_offload(job: Job, *, device: str = "cuda") -> int:
-    """Returns so many bytes, at most, a rank has less if AdamW's state is elsewhere.
+    """Returns the largest number of bytes per rank that offloading AdamW's state may free.
 
-    job: not offloaded. Beside the state, the update in place needs a gradient in fp32, and the
-    narrow one that it is made of, of a bucket's part.
+    job: not offloaded. In addition to the state, its update needs a bucket shard's gradient in fp32
+    and the narrow one from which that is computed.
     """
     wide = FP32 + (FP32 if job.options.width < FP32 else 0)
     return max(
@@ -169,7 +169,7 @@ def freed_by_offload(job: Job, *, device: str = "cuda") -> int:
 
 
 def _states_at_once(job: Job, stage: StageStates) -> int:
-    """Returns the states that are there after backward: of gradients, ZeRO may have only parts."""
+    """Returns the bytes of all states after backward; ZeRO may hold only shards of gradients."""
     parameters, gradients, optimizer = stage.states
     if job.num_parts > 1:
         gradients = stage.elements.parts * job.options.width
@@ -177,9 +177,9 @@ def _states_at_once(job: Job, stage: StageStates) -> int:
 
 
 def _order(kinds: Sequence[int]) -> list[int]:
-    """Returns the order in which variants are looked at: the fullest, the emptiest, the others.
+    """Returns the order in which to check variants: the fullest, the emptiest, the others.
 
-    Those with overlap, and those without, are not compared with each other.
+    Variants with overlap and variants without it are not compared with each other.
     """
     order: list[int] = []
     for overlaps in (0, _OVERLAPS):
@@ -190,9 +190,9 @@ def _order(kinds: Sequence[int]) -> list[int]:
 
 
 def _at_least(job: Job, stage: StageStates, size: ModelSizes) -> int:
-    """Returns bytes that a rank of the stage has at once: states, and what its blocks keep."""
+    """Returns a lower bound on a rank's memory in bytes: its states, and what its blocks keep."""
     of_block = kept_of_block(job, size)
-    # Of several virtual stages on a rank, at least the one that is running is there.
+    # Of a rank's virtual stages, at least the running one keeps its activations.
     chunks = job.options.pipeline.chunks if job.grid.pipe > 1 else 1
     count = stage.share.num_layers // chunks
     again = job.options.recomputation.num_blocks(count)
@@ -210,11 +210,10 @@ def _kind(options: Options) -> int:
 
 
 def _comparable(job: Job, stages: Sequence[StageStates]) -> int:
-    """Returns the bits of what certainly takes memory, up to _excess.
+    """Returns the flags of the properties that certainly cost memory, up to _excess.
 
-    Of stages whose weight gradients wait, nothing is certain: some moments have no micro-batch in
-    flight, of which less could be kept. With one block in a virtual stage, recomputation keeps
-    more, not less.
+    With deferred weight gradients, nothing is certain: some moments have no micro-batch in flight
+    that could keep less. With one block in a virtual stage, recomputation keeps more, not less.
     """
     pipeline = job.options.pipeline
     if job.grid.pipe > 1 and pipeline.defers:
@@ -225,10 +224,10 @@ def _comparable(job: Job, stages: Sequence[StageStates]) -> int:
 
 
 def _excess(job: Job) -> dict[int, int]:
-    """Returns how many bytes a variant may hold beyond one that keeps a thing which it does not.
+    """Returns, per flag, how many bytes more a variant without it may hold than one with it.
 
-    That is the input of a block that is recomputed, beside what it keeps then; the input of a
-    Linear that is gathered again in backward; and a weight that is.
+    These are the input of a recomputed block, in addition to what the block then keeps; the input
+    of a Linear that is gathered again in backward; and a weight that is gathered again.
     """
     size, (x, y), width = sizes_of(job.placed_model), (job.grid.x, job.grid.y), job.options.width
     gathered_input = job.rows * max(size.hidden // y, size.mlp // x) * width
@@ -238,8 +237,8 @@ def _excess(job: Job) -> dict[int, int]:
 
 
 def _rounded_bytes(size: ModelSizes) -> int:
-    """Returns by how much rounding may make a block hold more with fewer rows.
+    """Returns how many bytes more a block may hold with fewer rows because of rounding.
 
-    That is one byte for each feature of an MLP that may be kept.
+    That is one byte for each MLP feature that may be kept.
     """
     return size.up + 3 * size.mlp

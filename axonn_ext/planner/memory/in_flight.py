@@ -1,7 +1,7 @@
-"""Counts what the stages of a pipeline hold at once of several micro-batches.
+"""Counts the micro-batches that the stages of a pipeline hold at once.
 
 A unit is one micro-batch of one chunk. It is in flight from its forward to the end of its backward;
-where weight gradients are computed apart, it is deferred from then until they are.
+where weight gradients are computed separately, it is then deferred until they are.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from axonn_ext.spec.pipeline import Task, fixed_order
 from axonn_ext.spec.pipeline_options import PipelineOptions
 from axonn_ext.spec.pipeline_simulator import StageTimes, simulate
 
-# From so many micro-batches on, in multiples of the stages, peaks stay, or grow evenly.
+# From this many micro-batches on, in multiples of the stages, peaks are constant or grow linearly.
 _FEW, _SOME = 4, 6
 
 
 class Units(NamedTuple):
-    """The units that a stage holds at once, the one that it is at included.
+    """The units that a stage holds at once, including the running one.
 
     has_gradients: whether the backward of another unit has ended in this step, so that there are
     gradients already.
@@ -35,11 +35,11 @@ class Units(NamedTuple):
 
 
 def units_of(job: Job, stage: int) -> tuple[Units, ...]:
-    """Returns the units at the moments of a step that can be the fullest, of a pipe coordinate.
+    """Returns a pipe coordinate's units at the moments of a step that may be the fullest.
 
-    The schedule message_driven is counted with as many units in flight as it allows, since the
-    messages decide how many there are. What it defers is simulated, with stages that take as long
-    as they have operations, unless there is a limit of bytes.
+    The schedule message_driven counts with as many units in flight as it allows, since their number
+    depends on the arrival of messages. Its deferred units are simulated with stage times in
+    proportion to operations, unless there is a limit of bytes.
     """
     options, pipe, parts = job.options.pipeline, job.grid.pipe, job.options.micro_batches
     if options.schedule != "message_driven":
@@ -56,7 +56,7 @@ def units_of(job: Job, stage: int) -> tuple[Units, ...]:
 def most_deferred(job: Job) -> tuple[int, ...]:
     """Returns how many units' weight gradients may wait on each stage.
 
-    With deferred_bytes the oldest come first as soon as those that wait have as many.
+    With deferred_bytes, the oldest run first as soon as those that wait hold that many bytes.
     """
     options, stages = job.options.pipeline, range(job.grid.pipe)
     most = options.most_deferred(job.grid.pipe)
@@ -88,7 +88,7 @@ def _of_fixed_order(
 
 
 def _stage_costs(job: Job) -> tuple[float, ...]:
-    """Returns the operations of each stage, in those of a block."""
+    """Returns the operations of each stage, in multiples of a block's."""
     model = job.model
     head = model.head_flops_per_token() / model.block_flops_per_token()
     return tuple(share.num_layers + share.has_last * head for share in shares_of(job))
@@ -98,7 +98,7 @@ def _stage_costs(job: Job) -> tuple[float, ...]:
 def _of_message_driven(
     options: PipelineOptions, costs: tuple[float, ...], parts: int
 ) -> tuple[tuple[Units, ...], ...]:
-    """Returns the units of each stage where the number of those that wait is limited, not bytes."""
+    """Returns each stage's units if the number of deferred units, not their bytes, is limited."""
     pipe = len(costs)
     most = options.most_deferred(pipe)
     assert most is not None
@@ -127,9 +127,9 @@ def _longer(units: tuple[Units, ...], growth: float, most: int) -> tuple[Units, 
 
 
 def fullest_units(tasks: Iterable[Task], *, defers: bool) -> tuple[Units, ...]:
-    """Returns the moments of an order at which no other one has as much or more of everything.
+    """Returns the moments of an order that no other moment matches or exceeds in every number.
 
-    defers: whether weight gradients are computed apart, as tasks of their own.
+    defers: whether weight gradients are computed as separate tasks.
     """
     in_flight = deferred = 0
     has_gradients = False

@@ -1,7 +1,7 @@
 """Says which weights a rank may hold gathered from one use to the next if overlap is on.
 
-Source: csrc/core/overlap/orchestrator_gathers.cpp. What is needed last is given up first, so at the
-turn between two passes the weights are held that were used last, and are needed first.
+Source: csrc/core/overlap/orchestrator_gathers.cpp. The weight that is needed last is evicted first,
+so at the turn between two passes a rank holds the weights that were used last and are needed first.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from axonn_ext.planner.job import Job
 def held_share(job: Job, num_layers: int, *, has_table: bool) -> float:
     """Returns the share of its blocks' weights that Overlap.gathered_bytes lets a rank hold.
 
-    num_layers: the blocks that the rank has. has_table: whether it also uses a table, of the
+    num_layers: the rank's number of blocks. has_table: whether it also uses a table, of the
     embedding or the head, at the turns between passes.
     """
     overlap = job.options.overlap
@@ -33,7 +33,7 @@ def held_after_recomputation(job: Job) -> tuple[bool, ...]:
     held, needed = [], 0
     for i, linear in enumerate(reversed(job.model.block_linears)):
         needed += linear.n * linear.k * job.options.width // split
-        # With overlap, the weight with which backward begins is in use already.
+        # With overlap, the first weight of backward is already in use.
         held.append(overlap is not None and (i == 0 or needed <= budget))
     return tuple(reversed(held))
 

@@ -1,4 +1,4 @@
-"""The moments of a step that may be its peak, and what is held at each beside the states."""
+"""The moments of a step that may be its peak, and the memory of each besides the states."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from axonn_ext.planner.memory.products import (
 from axonn_ext.planner.memory.stage import Stage
 from axonn_ext.planner.memory.sums import full_buckets, scatters, sums, table_sum, wide_gradients
 
-# Of a pipeline, in each direction: one that is sent, and one that has arrived. This is a guess: a
-# stage that is late lets more of them wait.
+# Pipeline messages held: in each direction, one being sent and one that has arrived. This is a
+# guess: more of them wait for a stage that is late.
 _MESSAGES = 4
 
 
@@ -38,7 +38,7 @@ def moments(stage: Stage) -> list[Moment]:
 
     In forward, these are the MLP of the last block, lm_head and the loss. In backward, they are
     lm_head, the last block, the first block and the embedding. The sums of gradients and the
-    optimizer come last. A stage has those of the parts that it has.
+    optimizer come last. A stage has only the moments of its own parts.
     """
     if stage.num_parts > 1:
         summed = (Moment(gradients, 0, 0, 0, b) for gradients, b in after_backward(stage))
@@ -70,7 +70,7 @@ def _moments_with(stage: Stage, *, has_gradients: bool) -> Iterator[Moment]:
     size, kept, width, share = stage.size, stage.kept, stage.width, stage.share
     gradients = kept_gradients(stage) if has_gradients else 0
     held, first_held, last_held = gathered_weights(stage)
-    # If any block is computed again, the first one is, and then keeps as much as another one.
+    # If any block is recomputed, the first one is, and then keeps as much as any other.
     first = kept.block_input * (stage.options.recomputation.blocks > 0) + kept.block
     blocks = kept.blocks(stage.running, stage.again) + kept.received
     again = kept.block if stage.last_again else 0
@@ -94,7 +94,7 @@ def _moments_with(stage: Stage, *, has_gradients: bool) -> Iterator[Moment]:
             gradients, held, ends, logits * width, forward_internals(stage, *head, size.tied)
         )
         yield Moment(gradients, held, ends, kept.loss, 0)
-        # The gradient of the logits lies in their memory.
+        # The gradient of the logits overwrites them.
         inside = head_gradient + backward_internals(stage, *head, size.tied)
         yield Moment(gradients, held, ends + stage.stream, logits * width, max(after_head, inside))
     if stage.sums_early and not stage.tied:
@@ -130,10 +130,10 @@ def _gradients_of_blocks(
 
 
 def _other_units(stage: Stage) -> dict[bool, int]:
-    """Returns what the stage keeps of other micro-batches than the one that it is at.
+    """Returns the bytes that the stage keeps of micro-batches other than the running one.
 
-    That is what those in flight keep for backward, and what deferred weight gradients wait
-    with; of each, as much for every chunk. The keys say whether there are gradients then.
+    These are what micro-batches in flight keep for backward, and what deferred weight gradients
+    need, the same for every chunk. The keys say whether there are gradients at that moment.
     """
     pipeline = stage.options.pipeline
     kept = stage.kept.total(stage.layers, stage.options.recomputation)
@@ -147,6 +147,6 @@ def _other_units(stage: Stage) -> dict[bool, int]:
 
 
 def _messages(stage: Stage) -> int:
-    """Returns what messages take that are on their way."""
+    """Returns the bytes of messages under way."""
     whole = not stage.sharded and stage.m % stage.x == 0
     return _MESSAGES * (stage.stream // stage.x if whole else stage.stream)

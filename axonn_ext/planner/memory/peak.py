@@ -30,15 +30,15 @@ class Memory(NamedTuple):
     """The bytes of one rank at the peak of a step.
 
     parameters        the parameters in the job's dtype
-    gradients         the complete gradients in the job's dtype. With one micro-batch, this is 0 if
-                      the peak comes before or early in backward; `states_of` counts all gradients
+    gradients         the complete gradients in the job's dtype; with one micro-batch, 0 if the peak
+                      comes before or early in backward (`states_of` counts all gradients)
     optimizer         AdamW's two moments in fp32, and fp32 masters; see states_of
     gathered_weights  the weights that are held gathered over z
-    activations       what all blocks keep for backward, and what one block needs while it runs; in
-                      a pipeline, also what is kept of other micro-batches
-    logits            what lm_head and the loss need
-    buffers           the buffers of gradients that are being summed, of collectives and of ops, and
-                      the angles of rotary positions
+    activations       the tensors that all blocks keep for backward, and those that one block needs
+                      while it runs; in a pipeline, also those kept for other micro-batches
+    logits            the memory of lm_head and the loss
+    buffers           the buffers of gradients being summed, of collectives and of ops, and the
+                      angles of rotary positions
     """
 
     parameters: int
@@ -62,10 +62,9 @@ class Memory(NamedTuple):
 def memory_of(job: Job, *, device: str = "cuda", auto_fuses: bool = False) -> Memory:
     """Returns the memory that each rank of a legal job needs; in a pipeline, the fullest stage.
 
-    device: "cuda" or "cpu". On the CPU, collectives copy bf16 and fp16 to fp32 in
-    order to sum them.
+    device: "cuda" or "cpu". On the CPU, collectives copy bf16 and fp16 to fp32 to sum them.
     auto_fuses: whether algorithm "auto" may choose "fused" on a GPU. The workspaces of the fused
-    ops then count as well as what the other algorithms need.
+    ops then count in addition to the buffers of the other algorithms.
 
     Raises PlannerError for any other device.
     """
@@ -84,8 +83,8 @@ def stage_memory_of(
 ) -> Memory:
     """Returns the memory of a rank of one pipe coordinate of a pipeline; see memory_of.
 
-    order: the tasks that the stage ran in a step, if they are known. Otherwise they are the
-    schedule's; those of message_driven depend on when messages come.
+    order: the tasks that the stage ran in a step, if known, else those of the schedule; with
+    message_driven they depend on when messages arrive.
     """
     has = stage_states_of(job, device=device)[stage]
     if order is None:
@@ -95,9 +94,9 @@ def stage_memory_of(
 
 
 def fullest_stages(job: Job, device: str) -> Sequence[StageStates]:
-    """Returns the stages of which one is the fullest.
+    """Returns the stages that may be the fullest.
 
-    Of stages that have as much of the model, earlier ones have more micro-batches in flight.
+    Of stages with equal shares of the model, earlier ones have more micro-batches in flight.
     """
     stages = stage_states_of(job, device=device)
     if job.options.pipeline.defers:
@@ -111,7 +110,7 @@ def fullest_stages(job: Job, device: str) -> Sequence[StageStates]:
 def fullest(
     job: Job, stages: Iterable[StageStates], device: str, *, auto_fuses: bool = False
 ) -> Memory:
-    """Returns what the fullest of these stages holds."""
+    """Returns the memory of the fullest of these stages."""
     in_stages = job.grid.pipe > 1
 
     def memory(has: StageStates) -> Memory:

@@ -1,6 +1,6 @@
-"""What the Linears of a block, the head and the embedding need while they run.
+"""The memory that the Linears of a block, the head and the embedding need while they run.
 
-The letters of Linears: n out and k in features on this rank, r and s the sizes of their axes.
+Legend of Linears: n out and k in features on this rank, r and s the sizes of their axes.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from axonn_ext.planner.memory.stage import Stage
 def block_forward(stage: Stage) -> tuple[int, int]:
     """Returns what a block holds while the first Linear of its MLP runs.
 
-    The first number is to be added to what the block keeps for backward. What the rest of the
-    MLP keeps is subtracted in it, because the rest has not run yet. The second number is what
-    the Linear itself needs.
+    The first number is to be added to what the block keeps for backward; it already excludes what
+    the rest of the MLP keeps, which has not run yet. The second number is what the Linear itself
+    needs.
     """
     size = stage.size
     up = size.up // stage.x
@@ -28,17 +28,17 @@ def block_forward(stage: Stage) -> tuple[int, int]:
 
 
 def block_backward(stage: Stage) -> tuple[int, int]:
-    """Returns what a block's backward holds beside what is kept, and what its Linears need.
+    """Returns what a block's backward holds besides what is kept, and what its Linears need.
 
-    Backward begins with the MLP: its down Linear, its activation and its up Linear. The one of
-    these three that needs most counts. What the rest of the block keeps is still there then.
+    Backward begins with the MLP: its down Linear, its activation and its up Linear. Of these three,
+    the one that needs most counts. The rest of the block still keeps its tensors at that moment.
     """
     size, x, y = stage.size, stage.x, stage.y
     hidden, inner, up = size.hidden // y, size.mlp // x, size.up // x
     mlp = stage.my * inner * stage.width
     down = mlp + (inside_down := backward_internals(stage, hidden, inner, y, x, False))
     # When the activation's backward runs, the input of the down Linear has been freed. For
-    # silu(gate) * up, the gradients of both factors are there.
+    # silu(gate) * up, the gradients of both factors exist.
     activation = (3 if size.gated else 2) * mlp - _down_input(stage)
     inside_up = backward_internals(stage, up, hidden, x, y, False)
     up_total = stage.my * up * stage.width + stage.stream - _mlp_kept(stage) + inside_up
@@ -63,9 +63,9 @@ def _mlp_kept(stage: Stage) -> int:
 def forward_internals(stage: Stage, n: int, k: int, r: int, s: int, has_weight: bool) -> int:
     """Returns what a Linear, n x k on this rank, needs in forward.
 
-    It needs the gathered weight and x, and the product before its sum. This is the algorithm
+    It needs the gathered weight and x, and the product before its sum. This holds for the algorithm
     "sequential"; the others do not need more. On GPUs, "fused" keeps the product in a workspace
-    (workspaces.py), and also an operand that it gathers during the product.
+    (workspaces.py), as well as an operand that it gathers during the product.
     Source: csrc/ops/composed/linear_forward.cpp.
 
     r, s: the sizes of the Linear's axes. has_weight: whether the gathered weight is there
@@ -78,7 +78,7 @@ def forward_internals(stage: Stage, n: int, k: int, r: int, s: int, has_weight: 
     inside = 0
     if gathers_weight and not (fuses_gather and not gathers_x and keeps.reshard_after_forward):
         inside += n * k * width
-    # A gathered x that is kept counts among activations.
+    # A gathered x that is kept counts toward activations.
     if gathers_x and not (fuses_gather or (stage.fuses and keeps.save_gathered)):
         inside += m * k * width
     if s > 1 and not stage.fuses:
@@ -89,9 +89,9 @@ def forward_internals(stage: Stage, n: int, k: int, r: int, s: int, has_weight: 
 def backward_internals(stage: Stage, n: int, k: int, r: int, s: int, has_weight: bool) -> int:
     """Returns what the backward of a Linear needs; see forward_internals for the arguments.
 
-    It needs the gathered dy throughout. Beside it, dgrad needs the gathered weight, and dx
-    before its sum; after that, wgrad needs the gathered x, and the weight's gradient before its
-    sum. On GPUs, "fused" keeps both products in workspaces, and the weight if dx has no sum.
+    It needs the gathered dy throughout. In addition, dgrad needs the gathered weight and dx before
+    its sum; then wgrad needs the gathered x and the weight's gradient before its sum. On GPUs,
+    "fused" keeps both products in workspaces, and the weight if dx has no sum.
     """
     m, width = stage.m, stage.width
     dy = m * n * width if stage.sharded and s > 1 else 0

@@ -11,20 +11,20 @@ from axonn_ext.planner.memory.states import FP32, StageStates
 class Stage:
     """The sizes of one job on a pipe coordinate. Unless noted otherwise, they are bytes of a rank.
 
-    running    the blocks of the virtual stage that is running
-    again      those of them that are recomputed as a whole; of virtual stages, the fewest
-    last_again whether the last one is, with which backward begins
+    running    the number of blocks of the running virtual stage
+    again      how many of them are recomputed as a whole; of virtual stages, the fewest
+    last_again whether the last one is, where backward begins
     tied       whether one rank has both uses of a tied table, whose gradient waits for the second
-    wide       of each element, where overlap's buckets, the gradient norm and AdamW copy low
+    wide       per element, where overlap's buckets, the gradient norm and AdamW copy low
                precision to fp32
-    copy       of each element, where collectives copy bf16 and fp16 to fp32, as they do on the CPU
+    copy       per element, where collectives copy bf16 and fp16 to fp32, as they do on the CPU
                (csrc/ops/composed/c10d_collectives.cpp)
     block      a block's weights, whole over z
     table      the table of the embedding or the head, whole over z; 0 if the stage has none
     split      the ranks that split each weight
     fuses      whether the ops of Linears are fused, on a GPU
     may_fuse   whether they are, or "auto" may choose so
-    num_parts  the ranks of data that divide AdamW's state; 1: each has all of it
+    num_parts  the data ranks that shard AdamW's state; 1: each has all of it
     sums_early whether ZeRO takes gradients in the only, or in each, backward pass of a step
     stream     a micro-batch's rows of the residual stream
     units      the micro-batches held at the fullest moments, if it is in a pipeline

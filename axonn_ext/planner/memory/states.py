@@ -1,4 +1,4 @@
-"""The bytes of parameters, gradients and optimizer, which live from step to step."""
+"""The bytes of parameters, gradients and optimizer state, which persist across steps."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ FP32, FP64 = 4, 8  # the bytes of an element
 
 
 class States(NamedTuple):
-    """The exact bytes of the state that lives from step to step, and of all gradients.
+    """The exact bytes of the state that persists across steps, and of all gradients.
 
-    With zero=2, the gradients are this rank's parts of their sums.
+    With zero=2, the gradients are this rank's shards of their sums.
     """
 
     parameters: int
@@ -37,7 +37,7 @@ class Elements(NamedTuple):
     left_early    those of `left` that are complete before the table's gradient
     largest_left  the largest gradient of `left`; 0 if all of them are small
 
-    Of the buckets of ZeRO or offload (spec.buckets), whose gaps and padding count:
+    Of the buckets of ZeRO or offload (spec.buckets), including their gaps and padding:
 
     parts         what this rank updates; without ZeRO or offload, all of its parameters
     bucket        the largest bucket; 0 if there are none
@@ -57,7 +57,7 @@ class Elements(NamedTuple):
 
 
 class StageStates(NamedTuple):
-    """What a rank of a pipe coordinate has of the model, whatever the micro-batches."""
+    """A pipe coordinate's share of the model on each rank, whatever the micro-batches."""
 
     number: int
     share: StageShare
@@ -70,8 +70,8 @@ def states_of(job: Job, stage: int = 0, *, device: str = "cuda") -> States:
 
     stage: the rank's pipe coordinate. For each parameter, the optimizer has two moments, a step
     count and, if the dtype is not fp32, a copy in fp32 (the master). With ZeRO or offload, it
-    always has masters; with ZeRO, of this rank's parts. What is on the host counts only if that is
-    the device ("cpu"), and what is in mapped files does not count.
+    always has masters; with ZeRO, of this rank's shards. State on the host counts only if the host
+    is the device ("cpu"), and state in mapped files never counts.
     """
     return stage_states_of(job, device=device)[stage].states
 
@@ -149,7 +149,7 @@ def _elements_of(
     if z > 1:
         matrices = share.num_layers * size.block // (x * y * z)
         small = own - matrices - table * tables  # norms, biases, positions
-    elif x > 1 and sharded:  # all small parameters but biases
+    elif x > 1 and sharded:  # all small parameters except biases
         vectors = (2 * share.num_layers + share.has_last) * size.norm_vectors
         small = (vectors + model.num_positions * share.has_first) * size.hidden // y
     if z == 1 and (x > 1 or (y > 1 and sharded)):  # norms of heads

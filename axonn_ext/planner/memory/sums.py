@@ -1,4 +1,4 @@
-"""What gradients need on their way: over z, in buckets, and as copies in fp32."""
+"""The memory that sums of gradients need: over z, in buckets, and for copies in fp32."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from axonn_ext.spec.parallel import BUCKET_BYTES
 def scatters(stage: Stage) -> int:
     """Returns the buffers of weight gradients that are being summed over z.
 
-    Each sum takes the whole gradient, which is sent, and as much again for what arrives from
-    the other ranks.
+    Each sum needs the whole gradient, which is sent, and as much again for what arrives from the
+    other ranks.
     """
     if stage.overlap is None or stage.z == 1:
         return 0
@@ -51,9 +51,9 @@ def sums(stage: Stage) -> int:
     """Returns the buffers of the sums of gradients after backward.
 
     With overlap, these are a bucket in fp32 that is being filled, and one that is summed and
-    replaces its gradients. Without overlap, they are a bucket and its sum, and on the CPU as
-    much again for copies that the collective makes. The bucket before is held until the next
-    one exists, and its sum until the next sum exists.
+    replaces its gradients. Without overlap, they are a bucket and its sum, and on the CPU as much
+    again for the collective's copies. The previous bucket is held until the next one exists, and
+    its sum until the next sum exists.
     """
     left = stage.elements.left * stage.width
     if left == 0:

@@ -37,7 +37,7 @@ def _calls(stage: Stage) -> Iterator[tuple[str, int]]:
     for linear in (*model.block_linears, *((model.head,) if stage.share.has_last else ())):
         r, s = ROLES[linear.role]
         n, k = linear.n // size[r], linear.k // size[s]
-        # With overlap, the orchestrator gathers weights. A tied table is gathered by itself.
+        # With overlap, the orchestrator gathers weights. A tied table is gathered separately.
         is_gathered = stage.overlap is not None or (linear is model.head and model.tie_embeddings)
         for axis, elements in ((s, sums * n), (r, sums * k), ("z", 0 if is_gathered else n * k)):
             if size[axis] > 1 and elements:
@@ -45,9 +45,9 @@ def _calls(stage: Stage) -> Iterator[tuple[str, int]]:
 
 
 def memory_bytes(num_bytes: int) -> int:
-    """Returns the memory of a workspace that must hold num_bytes, its flags included.
+    """Returns the memory of a workspace that must hold num_bytes, including its flags.
 
-    It grows in steps of an eighth of itself, and at least of a page.
+    It grows in steps of an eighth of its size, and of at least a page.
     """
     if num_bytes + _FRONT_BYTES <= _PAGE_BYTES:
         return _PAGE_BYTES

@@ -1,1 +1,1 @@
-"""Runs and studies that others published, and what the planner says of them."""
+"""Published runs and studies, and the planner's predictions for them."""

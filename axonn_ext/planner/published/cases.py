@@ -1,4 +1,4 @@
-"""A step that somebody else's program made, and what the planner says of it."""
+"""Training steps of other programs, and the planner's predictions for them."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from axonn_ext.spec.optimizer import OptimizerOptions
 from axonn_ext.spec.parallel import Overlap
 from axonn_ext.spec.pipeline_options import PipelineOptions
 
-_MOST_PARTS = 64  # the most ranks of x and y together that are tried
-_SIMULATED = 60  # configurations of each x y
+_MOST_PARTS = 64  # the largest product x y of axis sizes that is tried
+_SIMULATED = 60  # configurations for each x y
 T = TypeVar("T")
 
 
 class BlockOverlap(NamedTuple):
-    """Overlap with a budget of so many blocks beside the one in use; see runs.toml."""
+    """Overlap with a budget of held_blocks blocks besides the one in use; see runs.toml."""
 
     prefetch: int
     deferred: int
@@ -43,10 +43,10 @@ class BlockOverlap(NamedTuple):
 
 @dataclass(frozen=True)
 class Case:
-    """A step that somebody else's program made.
+    """A training step of another program.
 
-    grid: None if it was not published. overlap: what the program does; None: nothing. options have
-    none of it. powers_of_two: the program tries only such sizes of x, y and z.
+    grid: None if it was not published. overlap: the program's overlap, which `options` leaves out;
+    None: it has none. powers_of_two: the program tries only such sizes of x, y and z.
     """
 
     machine: str
@@ -97,7 +97,7 @@ def _best(case: Case, machine: Machine) -> Estimate:
         )  # fmt: skip
         try:
             found = plan(request).configs
-        except PlannerError:  # nothing fits beside so many gathered weights
+        except PlannerError:  # nothing else fits with this many gathered weights
             continue
         for e in found:
             grid = e.job.grid
@@ -116,7 +116,7 @@ def first_with(key: str, places: Sequence[Table]) -> Table:
 
 
 def find_model(name: str, models: Table, sequence_length: int) -> ModelConfig:
-    """Returns a model of the file's own table `models`, or else a known one."""
+    """Returns a model of the file's table `models`, or else a known one."""
     if not models.has(name):
         return load_model(name, sequence_length=sequence_length)[1]
     table = models.table(name)
@@ -132,14 +132,14 @@ def find_model(name: str, models: Table, sequence_length: int) -> ModelConfig:
 
 
 def read_grid(table: Table) -> GridShape:
-    """Returns the grid of a table of axes; those that it leaves out have one rank."""
+    """Returns the grid of a table of axes. Axes that are not given have size 1."""
     return GridShape(**{axis: table.count(axis, 1) for axis in AXES})
 
 
 def read_options(places: Sequence[Table]) -> Options:
-    """Returns the options that the first of these tables with a key says, or else the defaults.
+    """Returns the options, each from the first of these tables that has its key, or the default.
 
-    The first place must have layout and recompute, if no other has. Overlap is read by
+    The first table must have layout and recompute unless another one has. Overlap is read by
     `read_overlap`.
     """
     for name in ("layout", "recompute"):

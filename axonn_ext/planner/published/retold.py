@@ -1,6 +1,6 @@
-"""Studies retold: each step as its source ran it and as the planner would, beside the figures.
+"""Studies retold: each step as its source ran it and as the planner would, next to the figures.
 
-All times are modelled: nothing here was measured.
+All times are modelled; none was measured here.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from axonn_ext.planner.simulation.pipelines import StageSteps
 from axonn_ext.spec.grid import GridShape, divisors, grids_of
 from axonn_ext.spec.optimizer import OptimizerOptions
 
-_SIMULATED = 12  # of the steps that a framework could run, those that are simulated
+_SIMULATED = 12  # number of a framework's possible steps that are simulated
 
 
 @dataclass(frozen=True)
 class Told:
     """A row retold. theirs: as its source ran it; best: the planner's proposal; frameworks: by key.
 
-    None: nothing fits.
+    A prediction is None if nothing fits.
     """
 
     row: Row
@@ -51,9 +51,9 @@ class Told:
 
 @dataclass(frozen=True)
 class Line:
-    """A reported figure beside the modelled ones, in the unit of the figure.
+    """A reported figure next to the modelled ones, in the figure's unit.
 
-    efficiency, best_efficiency: the shares of peak over those of the machine's first row.
+    efficiency, best_efficiency: the shares of peak relative to those of the machine's first row.
     """
 
     told: Told
@@ -67,7 +67,7 @@ class Line:
     def error(self) -> float | None:
         """The error of `theirs` relative to the figure, or to the nearer end of its range.
 
-        It is 0 inside a range. For "faster" it is that of the ratio of the two times.
+        It is 0 inside a range. For "faster", it is the error of the ratio of the two times.
         """
         if self.theirs is None or self.figure.reported is None:
             return None
@@ -115,14 +115,14 @@ def lines_of(told: Sequence[Told]) -> Iterator[Line]:
 def mean_error(lines: Iterable[Line]) -> tuple[float, int]:
     """Returns the mean absolute error of figures that the planner can match, and their number.
 
-    The mean is 0 without any.
+    If there are none, the mean is 0.
     """
     errors = [abs(line.error) for line in lines if line.error is not None and not line.figure.apart]
     return math.fsum(errors) / max(1, len(errors)), len(errors)
 
 
 def share_of_peak(told: Told, step: Estimate, flops: str) -> float:
-    """Returns the operations of a step, by this rule, over the machine's peak in its seconds."""
+    """Returns the operations of a step, counted by this rule, over peak times its seconds."""
     case = told.row.case
     peak = told.machine.peak_flops[case.options.dtype]
     return _flops_per_s_and_gpu(case, step, flops) / peak
@@ -143,7 +143,7 @@ def _efficiency(
 def _value(
     figure: Figure, told: Told, step: Estimate | None, efficiency: float | None
 ) -> float | None:
-    """Returns what was modelled, in the unit of the figure."""
+    """Returns the modelled value in the figure's unit."""
     if step is None:
         return None
     this = told.row.case
@@ -161,7 +161,7 @@ def _value(
 
 
 def range_of_network(told: Told, step: Estimate, flops: str) -> tuple[float, float]:
-    """Returns the shares of peak of a step if all links were 20 % slower, and 20 % faster."""
+    """Returns a step's shares of peak with all links 20 % slower, and 20 % faster."""
     shares = []
     for factor in (1 - CHANGE, 1 + CHANGE):
         factors = [factor] * len(told.machine.links.levels)
@@ -174,7 +174,7 @@ def range_of_network(told: Told, step: Estimate, flops: str) -> tuple[float, flo
 
 
 def _as_it_ran(case: Case, way: Way, machine: Machine) -> Estimate | None:
-    """Predicts a step on its grid, or on the best of those that a framework has."""
+    """Predicts a step on its grid, or on the best grid that its framework has."""
     if case.grid is None and way.axes:
         return fastest_of(jobs_of_framework(case, way), machine)
     try:
@@ -184,13 +184,13 @@ def _as_it_ran(case: Case, way: Way, machine: Machine) -> Estimate | None:
 
 
 def _model_and_gpus(case: Case) -> Case:
-    """Returns the step without what the planner chooses itself."""
+    """Returns the step without the options that the planner chooses itself."""
     options = Options(dtype=case.options.dtype, optimizer=case.options.optimizer)
     return replace(case, grid=None, options=options, overlap=None, powers_of_two=False)
 
 
 def _planned(case: Case, machine: Machine, *, most_stages: int) -> Estimate | None:
-    """Predicts the planner's own proposal, with the source's ZeRO and offload or without them."""
+    """Predicts the planner's own proposal, with and without the source's ZeRO and offload."""
     request = Request(
         case.model, case.model_name, num_ranks=case.num_ranks, machine=machine,
         batch_size=case.batch_size, dtype=case.options.dtype, top=1, max_pipe=most_stages,
@@ -203,7 +203,7 @@ def _planned(case: Case, machine: Machine, *, most_stages: int) -> Estimate | No
 
 
 def jobs_of_framework(case: Case, way: Way) -> Iterator[Job]:
-    """Yields what a framework could run: its grids, with its numbers of micro-batches."""
+    """Yields the steps that a framework could run: its grids and numbers of micro-batches."""
     most = dict(way.axes)
     for pipe in divisors(case.num_ranks):
         for grid in grids_of(case.num_ranks, pipe=pipe):
@@ -224,7 +224,7 @@ def _numbers_of_micro_batches(case: Case, way: Way, grid: GridShape) -> Iterator
 
 
 def fastest_of(jobs: Iterable[Job], machine: Machine) -> Estimate | None:
-    """Returns the fastest of those that are legal and fit; None if there is none."""
+    """Returns the fastest job that is legal and fits; None if there is none."""
     legal = (job for job in jobs if next(violations(job), None) is None)
     memory = {job: memory_on(job, machine) for job in legal}
     fitting = (

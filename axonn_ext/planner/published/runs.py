@@ -1,7 +1,7 @@
 """Compares predictions with published results: their errors, and those of a fit on other runs.
 
-`python -m axonn_ext.planner.published.runs docs/planner_fit.md` fits anew: it writes the slowdown
-to the files of the machines, until the fit does not change, and then the tables of the document.
+`python -m axonn_ext.planner.published.runs docs/planner_fit.md` refits: it writes the slowdown to
+the machines' files until the fit no longer changes, and then the tables of the document.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _FITTED = re.compile(r"^(slowdown = )[0-9.]+( +# fitted)", re.MULTILINE)
 class Run(Case):
     """One published run; see runs.toml.
 
-    reported: the fraction of peak, by the rule `flops`.
+    reported: the fraction of peak, with operations counted by the rule `flops`.
     """
 
     source: str
@@ -55,7 +55,7 @@ class OutOfScope(NamedTuple):
 
 
 class Prediction(NamedTuple):
-    """The prediction for a run. fraction: of the machine's peak, by the run's own rule."""
+    """The prediction for a run. fraction: of the machine's peak, by the run's rule `flops`."""
 
     run: Run
     grid: GridShape
@@ -259,7 +259,7 @@ def render(comparison: Comparison, skipped: Sequence[OutOfScope]) -> str:
 
 
 def markdown_table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Returns a table of Markdown."""
+    """Returns a Markdown table."""
     lines = [heads, ["---"] * len(heads), *rows]
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
@@ -277,16 +277,16 @@ def between_marks(document: str, tables: str, begin: str = BEGIN, end: str = END
 
 
 def write_slowdown(folder: Path, slowdown: float) -> None:
-    """Writes the slowdown to those machines' files in the folder whose slowdown is fitted."""
+    """Writes the slowdown to the files in the folder whose slowdown is marked as fitted."""
     for file in folder.glob("*.toml"):
         file.write_text(_FITTED.sub(rf"\g<1>{slowdown:.2f}\g<2>", file.read_text()))
 
 
 def refit(machines: Path, rounds: int = 5) -> Comparison:
-    """Returns the comparison with machines whose slowdown, which it writes, is the fitted one.
+    """Writes the fitted slowdown to the machines' files; returns the comparison with it.
 
     Where the source has no grid, the planner's choice depends on the slowdown. Raises RuntimeError
-    if so many rounds change it each time.
+    if the slowdown still changes after that many rounds.
     """
     runs = load_runs()[0]
     for _ in range(rounds):

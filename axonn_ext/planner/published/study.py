@@ -1,4 +1,4 @@
-"""Published studies as data: what was run, how, on what, and the figures that were reported.
+"""Published studies as data: models, options, machines and the reported figures.
 
 A study is a file of planner/published/studies; docs/published.md explains its keys.
 """
@@ -26,21 +26,21 @@ from axonn_ext.spec.files.tables import Table, read_table
 from axonn_ext.spec.grid import AXES
 
 # share_of_peak          operations of a step, by the study's rule, over peak times seconds
-# tflops_per_gpu         the same operations, in 1e12 a second and GPU
-# tokens_per_s_per_gpu   tokens of a step, a second and GPU
-# efficiency             share of peak over that of the machine's first row
-# faster                 seconds of a framework's step over those of this one, less 1
+# tflops_per_gpu         the same operations, in 1e12 per second and GPU
+# tokens_per_s_per_gpu   tokens of a step, per second and GPU
+# efficiency             share of peak relative to the machine's first row
+# faster                 seconds of a framework's step over those of this one, minus 1
 KINDS = ("share_of_peak", "tflops_per_gpu", "tokens_per_s_per_gpu", "efficiency", "faster")
 
 
 @dataclass(frozen=True)
 class Figure:
-    """What is compared of a step, and what was reported of it.
+    """A quantity of a step that is compared, and its reported value.
 
     kind: one of KINDS. flops: the rule by which the source counts operations, a key of FLOPS.
     reported: the two ends of a range, which are equal for one number; None: nothing was reported.
-    than: the framework of "faster". note: what a reader must know about it. apart: it was reached
-    with what the planner does not have, so that it does not count in the mean error.
+    than: the framework of "faster". note: a remark for the reader. apart: whether the source used
+    something that the planner does not have, so that the mean error excludes the figure.
     """
 
     kind: str
@@ -55,9 +55,9 @@ class Figure:
 class Way:
     """How a framework runs.
 
-    axes: (axis, the most ranks along it) of those axes that its grids have; empty: any grid of x,
-    y, z and data. sequences: the numbers of sequences of a micro-batch of one (data, z) group that
-    are tried; empty: the number of micro-batches is given.
+    axes: (axis, the most ranks along it) of each axis that its grids have; empty: any grid of x, y,
+    z and data. sequences: the numbers of sequences to try per micro-batch and (data, z) group;
+    empty: the number of micro-batches is given.
     """
 
     name: str
@@ -67,7 +67,7 @@ class Way:
 
 @dataclass(frozen=True)
 class Row:
-    """One step of a study, and at least one figure of it.
+    """One step of a study, with at least one figure.
 
     frameworks: key -> the same step as another framework runs it.
     """
@@ -83,8 +83,8 @@ class Row:
 class Study:
     """A published study.
 
-    says: what the source reports. assumed: inputs that it does not tell. lacks: what the planner
-    does not have of it. most_stages: the most pipeline stages of the planner's own proposals.
+    says: what the source reports. assumed: inputs that it does not state. lacks: its features that
+    the planner does not have. most_stages: the most pipeline stages of the planner's own proposals.
     series: the rows of each machine are a curve over the number of GPUs. machines: by name.
     frameworks: the names of other frameworks, by key.
     """
@@ -119,7 +119,7 @@ def _folder() -> Traversable:
 
 
 def read_study(path: Traversable, name: str) -> Study:
-    """Reads a study's file. Raises InputError, which names file and key, for a mistake."""
+    """Reads a study's file. Raises InputError naming file and key for a mistake."""
     file = read_table(path)
     rows, series = [*_published_rows(file), *_own_rows(file)], file.flag("series", False)
     changed = file.table("machines") if file.has("machines") else None
@@ -151,7 +151,7 @@ def _texts(file: Table, key: str) -> tuple[str, ...]:
 
 
 def _machine(name: str, changed: Table | None) -> Machine:
-    """Returns a known machine, or one that differs from it in its memory."""
+    """Returns a known machine, or one like it with other memory."""
     if changed is None or not changed.has(name):
         return load_machine(name)
     table = changed.table(name)
@@ -168,7 +168,7 @@ def _machine(name: str, changed: Table | None) -> Machine:
 
 
 def _published_rows(file: Table) -> list[Row]:
-    """Returns the study's rows among the runs of runs.toml, whose sources it names."""
+    """Returns the study's rows from runs.toml: the runs of the sources that it names."""
     names = [source.text("name") for source in _compared(file)]
     return [_published_row(run) for run in load_runs()[0] if run.source in names]
 
@@ -213,7 +213,7 @@ def _table_of(file: Table, key: str) -> Table:
 
 
 def _read_case(places: Sequence[Table], models: Table) -> Case:
-    """Reads one step: its row is the first place, and what it does not say stands in the next."""
+    """Reads one step: its row is the first place; keys that it lacks come from the next ones."""
     row = places[0]
     name = row.text("model")
     length = first_with("sequence_length", places).count("sequence_length")

@@ -1,1 +1,1 @@
-"""Searches all ways to run a model on a number of ranks for those that fit and are fastest."""
+"""Searches all ways to run a model on a number of ranks for the fastest ones that fit."""

@@ -1,4 +1,4 @@
-"""Which sizes of a grid's axes a search may choose: fixed, bounded or excluded ones."""
+"""The sizes of a grid's axes that a search may choose: fixed, bounded or excluded ones."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class AxisRule(NamedTuple):
     """One condition on the size of an axis.
 
     least, most: the bounds of the size; most is None if there is none. excludes: the size must lie
-    outside of the bounds instead. in_node: all groups of the axis must lie inside one node, which
+    outside the bounds instead. in_node: all groups of the axis must lie inside one node, which
     is a unit of the machine's first level of links. text: the condition as it was written.
     """
 
@@ -52,8 +52,8 @@ class AxisRules:
     def parse(cls, text: str) -> AxisRules:
         """Returns the conditions of a text like "x=8,y=node,z=2..16,data=!3,pipe=*".
 
-        An axis that stands there twice must meet both conditions. Raises InputError, which says
-        what was expected, for any other text.
+        An axis that is named twice must meet both conditions. Raises InputError, which says what
+        was expected, for any other text.
         """
         return cls(tuple(_parse_rule(item.strip(), text) for item in text.split(",")))
 
@@ -90,6 +90,6 @@ def _parse_rule(item: str, text: str) -> AxisRule:
 
 
 def _is_inside(span: int, num_ranks: int, machine: Machine) -> bool:
-    """Whether groups that span so many neighbouring ranks all lie inside a node."""
+    """Whether all groups that span that many neighbouring ranks lie inside a node."""
     of_node = machine.links.levels[0].ranks
     return of_node is None or num_ranks <= of_node or of_node % span == 0

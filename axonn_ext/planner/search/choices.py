@@ -1,4 +1,4 @@
-"""What there is to choose from: grids, options and schedules, and which of them fit."""
+"""The choices of a search: grids, options and schedules, and which of them fit."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ from axonn_ext.spec.parallel import Overlap
 from axonn_ext.spec.pipeline_options import PipelineOptions
 from axonn_ext.spec.recompute import recomputation_of
 
-# The policies of recomputation that are tried, from the least to the most that is computed again.
-# Those between the first and the last are tried only where the first does not fit.
+# The recomputation policies to try, from the least to the most recomputation. Those between the
+# first and the last are tried only where the first does not fit.
 POLICIES = ("none", "attention", "every:8", "every:4", "every:2", "every:3/4", "full")
-# With several stages, so many micro-batches for each stage are tried at most.
+# With several stages, the most micro-batches per stage that are tried.
 _MOST_PARTS_PER_STAGE = 16
 
 
 def jobs_of(request: Request) -> Iterator[Job]:
-    """Yields every grid that the request allows, layout and number of micro-batches.
+    """Yields a job for every grid, layout and number of micro-batches that the request allows.
 
-    They may be illegal; their other options are the defaults.
+    Jobs may be illegal; their other options are the defaults.
     """
     heads = request.fixed.get("heads_over_y")
     most = min(request.max_pipe, request.model.num_layers, request.num_ranks)
@@ -51,8 +51,8 @@ def jobs_of(request: Request) -> Iterator[Job]:
             optimizer = that_differ_on(grid, request.optimizers)[0]
             for layout in layouts:
                 for micro_batches in parts:
-                    # heads_over_y moves as many bytes; it helps where y does not divide the
-                    # sequences.
+                    # heads_over_y moves the same number of bytes; it helps where y does not divide
+                    # the sequences.
                     sequences = request.batch_size // micro_batches
                     undivided = grid.y > 1 and sequences % (grid.data * grid.z * grid.y) != 0
                     over_y = layout == "sharded" and bool(undivided if heads is None else heads)
@@ -63,7 +63,7 @@ def jobs_of(request: Request) -> Iterator[Job]:
 
 
 def _choices(request: Request, pipe: int) -> tuple[tuple[str, ...], tuple[int, ...]]:
-    """Returns the layouts and the numbers of micro-batches that are tried with so many stages."""
+    """Returns the layouts and numbers of micro-batches to try with that many stages."""
     parts = request.micro_batches or tuple(divisors(request.batch_size))
     if pipe == 1:
         return request.layouts, parts
@@ -84,7 +84,7 @@ def _options(
 
 
 def num_variants_of(request: Request, job: Job) -> int:
-    """Returns how many variants_of the job has."""
+    """Returns the number of `variants_of` the job."""
     return len(_values(job.options.sharded, tuple(request.fixed.items()), _splits(job.grid)))
 
 
@@ -98,7 +98,7 @@ def variants_of(request: Request, job: Job) -> tuple[Options, ...]:
 
 
 def _first_pipeline(pipelines: tuple[PipelineOptions, ...]) -> PipelineOptions:
-    """Returns how stages run where only one way is looked at: by 1F1B, which holds least."""
+    """Returns the schedule to use where only one is tried: 1F1B, which holds least."""
     return next((p for p in pipelines if p.schedule == "1f1b"), pipelines[0])
 
 
@@ -108,11 +108,11 @@ def _with_pipeline(options: Options, pipeline: PipelineOptions) -> Options:
 
 
 def other_pipelines(request: Request, job: Job) -> Iterator[Job]:
-    """Yields the job with each other way in which its stages can run and that fits.
+    """Yields the job with each other pipeline schedule that fits.
 
-    Where one needs more memory, it comes with the first policy that recomputes more and fits, and
-    with the first of other options of AdamW that fit with the job's own policy. Where deferred
-    weight gradients need more, it comes also with the largest limit of them that is tried and fits
+    A schedule that needs more memory comes with the first policy that recomputes more and fits, and
+    with the first of AdamW's other options that fit with the job's own policy. If its deferred
+    weight gradients need more memory, it also comes with their largest limit that is tried and fits
     with the job's own policy.
     """
     for pipeline in request.pipelines if job.grid.pipe > 1 else ():
@@ -135,9 +135,9 @@ def other_pipelines(request: Request, job: Job) -> Iterator[Job]:
 
 
 def _with_limits(request: Request, job: Job) -> Iterator[Job]:
-    """Yields a job that defers weight gradients with each limit with which it fits.
+    """Yields a job that defers weight gradients with each limit on them with which it fits.
 
-    The limits are what some micro-batches wait with on the stage on which they wait with most.
+    The limits are the bytes of some micro-batches on the stage that defers the most.
     """
     of_one = max(deferred_bytes_of(job, stage) for stage in range(job.grid.pipe))
     for count in (job.grid.pipe, max(1, job.grid.pipe // 2), 1):
@@ -146,10 +146,10 @@ def _with_limits(request: Request, job: Job) -> Iterator[Job]:
 
 
 def with_less_recomputation(request: Request, job: Job) -> tuple[Job, ...]:
-    """Returns the job with the policies of recomputation that may be its fastest.
+    """Returns the job with each recomputation policy that may be its fastest.
 
-    job: recomputes every block, and fits; if it recomputed nothing, it would not fit. Of policies
-    that recompute whole blocks, the first one that fits recomputes the fewest.
+    job: fits with every block recomputed, and would not fit without recomputation. Of policies that
+    recompute whole blocks, the first one that fits recomputes the fewest.
     """
     if "recompute" in request.fixed:
         return (job,)
@@ -159,9 +159,9 @@ def with_less_recomputation(request: Request, job: Job) -> tuple[Job, ...]:
 
 
 def with_more_recomputation(request: Request, job: Job) -> Iterator[Job]:
-    """Yields the job with each policy that computes more again, whether it fits or not.
+    """Yields the job with each policy that recomputes more, whether it fits or not.
 
-    It has the overlap that holds least, so that what is freed can be given to gathered weights.
+    It has the overlap that holds least, so that the memory freed can go to gathered weights.
     """
     for policy in _from(request, job):
         if policy != job.options.recompute:
@@ -170,7 +170,7 @@ def with_more_recomputation(request: Request, job: Job) -> Iterator[Job]:
 
 
 def _from(request: Request, job: Job) -> Iterator[str]:
-    """Yields the job's policy of recomputation, and those that may be tried in its stead."""
+    """Yields the job's recomputation policy, and those that may be tried instead of it."""
     own = job.options.recompute
     yield own
     if "recompute" not in request.fixed:
@@ -184,13 +184,13 @@ def _recomputes_some(policy: str, job: Job) -> bool:
 
 
 def _with_policies(request: Request, job: Job, policies: Iterable[str]) -> Iterator[Job]:
-    """Yields the job with each of these policies of recomputation with which it fits."""
+    """Yields the job with each of these recomputation policies with which it fits."""
     for policy in policies:
         yield from fitting_jobs(request, job, (replace(job.options, recompute=policy),))
 
 
 def without_needless(jobs: Sequence[Job]) -> list[Job]:
-    """Returns the jobs without those that recompute everything although they fit without it."""
+    """Returns the jobs except those that recompute everything although they fit without."""
     roomy = {_beside_recomputation(j.options) for j in jobs if j.options.recompute == "none"}
     return [
         job
@@ -200,12 +200,12 @@ def without_needless(jobs: Sequence[Job]) -> list[Job]:
 
 
 def _beside_recomputation(options: Options) -> tuple[bool, ...]:
-    """Returns what else tells variants of one job apart."""
+    """Returns the other options in which variants of one job differ."""
     return options.save_gathered, options.reshard_after_forward, options.overlap is None
 
 
 class _Splits(NamedTuple):
-    """What a grid splits, by which options that concern only axes of one rank are not varied."""
+    """What a grid splits; options that matter only where something is split vary only there."""
 
     linears: bool
     weights: bool
@@ -232,20 +232,20 @@ def _given(
 def _values(
     sharded: bool, fixed: tuple[tuple[str, object], ...], splits: _Splits
 ) -> tuple[dict[str, object], ...]:
-    """Returns the values of options that tell the variants of a job apart."""
+    """Returns the values of the options in which variants of a job differ."""
     choices: dict[str, tuple[object, ...]] = {
         "recompute": ("none", "full"),
         "save_gathered": (False, True) if sharded and splits.linears else (False,),
         "overlap": (Overlap(), None) if splits.batch else (None,),
         "reshard_after_forward": (True, False) if splits.weights else (True,),
     }
-    if splits.in_stages:  # fewer, lest the search take long
+    if splits.in_stages:  # fewer, to keep the search short
         of_overlap: tuple[object, ...] = (Overlap(),) if splits.batch else (None,)
         choices |= {"save_gathered": (False,), "overlap": of_overlap,
                     "reshard_after_forward": (True,)}  # fmt: skip
     given = {name: (value,) for name, value in fixed if name in choices}
     if given.get("overlap") == ("on",):
-        given["overlap"] = (Overlap(),)  # whose numbers are found later
+        given["overlap"] = (Overlap(),)  # its numbers are found later
     choices.update(given)
     variants = (dict(zip(choices, values, strict=True)) for values in product(*choices.values()))
     return tuple(
@@ -264,14 +264,14 @@ def fitting_with_some(
     variants: tuple[Options, ...],
     known: RoomyKinds | None = None,
 ) -> list[Job]:
-    """Returns those variants of a job that fit, each with the first options of AdamW that do.
+    """Returns the variants of a job that fit, each with the first options of AdamW that do.
 
     known: see those_that_fit.
     """
     limit, device = request.memory_limit_on(job.grid, *variants), request.machine.device
     found: list[Job] = []
     left = [_with_options(job, options) for options in variants]
-    missing: dict[int, int] = {}  # with each `zero`, the bytes that all which do not fit lack
+    missing: dict[int, int] = {}  # zero -> the fewest bytes by which a variant does not fit
     for optimizer in that_differ_on(job.grid, request.optimizers):
         if missing and not may_fit_without_state(left, limit, device=device):
             break
@@ -293,7 +293,7 @@ def fitting_with_some(
 
 
 def fitting_jobs(request: Request, job: Job, variants: tuple[Options, ...]) -> list[Job]:
-    """Returns those variants of a job that fit; see those_that_fit."""
+    """Returns the variants of a job that fit; see those_that_fit."""
     jobs = [_with_options(job, options) for options in variants]
     limit, machine = request.memory_limit_on(job.grid, *variants), request.machine
     found = those_that_fit(jobs, limit, device=machine.device, auto_fuses=machine.auto_fuses)

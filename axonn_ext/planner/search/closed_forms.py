@@ -1,4 +1,4 @@
-"""Estimates steps by closed forms, which choose what is simulated."""
+"""Estimates steps by closed forms, which select the candidates to simulate."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Pieces(NamedTuple):
     forward, backward, gather, scatter: one block on the path and over z.
     attention: the part of a block's forward that lies between the Linears of its attention.
     fixed, fixed_z: what runs once per micro-batch, on the path and over z.
-    sums: the sums of all gradients over the axes that are left after backward.
+    sums: the sums of all gradients over the remaining axes after backward.
     wire_*: the part of these times in which collectives on the path use z's wire.
     """
 
@@ -50,7 +50,7 @@ class Pieces(NamedTuple):
 
 
 class _Path(NamedTuple):
-    """The seconds of a block on the path, and those in which each axis uses its wire."""
+    """The seconds of a block on the path, and the seconds in which each axis uses its wire."""
 
     forward: float
     backward: float
@@ -60,7 +60,7 @@ class _Path(NamedTuple):
 
 
 class _OverZ(NamedTuple):
-    """The seconds of a block's collectives over z, and the axes beside z on its wire."""
+    """The seconds of a block's collectives over z, and the other axes on z's wire."""
 
     gather: float
     scatter: float
@@ -76,7 +76,7 @@ class ClosedForms:
 
     def __init__(self, machine: Machine) -> None:
         self._machine = machine
-        self._numbers: dict[ModelConfig, int] = {}  # of models, which are quicker keys than these
+        self._numbers: dict[ModelConfig, int] = {}  # of models: quicker keys than the models
         self._last: tuple[ModelConfig, int] | None = None
         self._paths: dict[tuple[object, ...], _Path] = {}
         self._over_z: dict[tuple[object, ...], _OverZ] = {}
@@ -88,11 +88,11 @@ class ClosedForms:
         return closed_form_s(self._pieces_of(job), job, all_held=all_held) + self._optimizer_s(job)
 
     def least_seconds(self, job: Job, *, all_held: bool = False) -> float:
-        """Returns a time that `seconds` reaches with every policy of recomputation."""
+        """Returns a lower bound of `seconds` that holds for every recomputation policy."""
         return least_s(self._pieces_of(job), job, all_held=all_held) + self._optimizer_s(job)
 
     def _number_of(self, model: ModelConfig) -> int:
-        """Returns a number of its own for each model."""
+        """Returns a distinct number for each model."""
         if self._last is None or self._last[0] is not model:
             self._last = model, self._numbers.setdefault(model, len(self._numbers))
         return self._last[1]
@@ -120,7 +120,7 @@ class ClosedForms:
     def blocks_of(self, job: Job) -> Pieces:
         """Returns the pieces of a legal job's blocks; embedding, head and sums take no time.
 
-        So closed_form_s is with them at most what it is with all pieces.
+        With these, closed_form_s is at most what it is with all pieces.
         """
         grid, path = job.grid, self._path_of(job)
         key = (grid.size, grid.x, grid.y, grid.z, job.options.dtype, self._number_of(job.model))
@@ -146,7 +146,7 @@ class ClosedForms:
         """Returns the times of a block on the path, which z does not change."""
         grid, options, number = job.grid, job.options, self._number_of(job.model)
         defers = grid.pipe > 1 and options.pipeline.defers
-        splits = grid.x * grid.y > 1  # if not, blocks are the same in every layout
+        splits = grid.x * grid.y > 1  # else blocks are the same in every layout
         key = (number, grid.size, grid.x, grid.y, job.rows, options.dtype, defers,
                splits and (options.layout, options.save_gathered, options.algorithm))  # fmt: skip
         if key not in self._paths:
@@ -165,7 +165,7 @@ class ClosedForms:
         )  # fmt: skip
 
     def _with_ends(self, job: Job, blocks: Pieces) -> Pieces:
-        """Adds what is not part of a block; in a pipeline, that of the last stage."""
+        """Adds the parts outside the blocks; in a pipeline, those of the last stage."""
         job, last = _plain(job), job.grid.pipe - 1
         rank, costs = Rank(job, last), Costs(self._machine, job.grid, job.options.dtype)
         passes = LinearPasses(job, self._machine, costs)
@@ -192,7 +192,7 @@ def _plain(job: Job) -> Job:
 
 
 def _busy(units: Iterable[Unit]) -> dict[str, float]:
-    """Returns the seconds in which each axis uses its wire on the path."""
+    """Returns the seconds for which each axis uses its wire on the path."""
     busy: dict[str, float] = {}
     for unit in units:
         for done in unit.passes:
@@ -207,8 +207,8 @@ def closed_form_s(pieces: Pieces, job: Job, *, all_held: bool = False) -> float:
     all_held: whether, with overlap, all weights are held gathered, as if the budget had no limit.
 
     Products and the collectives of activations are on the path. The collectives of weights and
-    gradients run beside them as far as the path is long enough. In a pipeline, the bubble is that
-    of stages that all take as long as the slowest one, with messages that are free.
+    gradients run alongside it, as far as it is long enough. In a pipeline, the bubble assumes that
+    all stages take as long as the slowest one, and that messages are free.
 
     Source: the volumes of arXiv:2305.13525, section 4, each over its axis' bandwidth; see
     bubble_seconds.
@@ -218,14 +218,14 @@ def closed_form_s(pieces: Pieces, job: Job, *, all_held: bool = False) -> float:
 
 
 def least_s(pieces: Pieces, job: Job, *, all_held: bool = False) -> float:
-    """Returns a time that closed_form_s reaches with every policy of recomputation."""
+    """Returns a lower bound of closed_form_s that holds for every recomputation policy."""
     return _step_s(pieces, job, again=_NONE, hides=_FULL, all_held=all_held)
 
 
 def _step_s(
     pieces: Pieces, job: Job, *, again: Recomputation, hides: Recomputation, all_held: bool
 ) -> float:
-    """Returns closed_form_s where `again` takes time, and `hides` hides sums of gradients."""
+    """Returns closed_form_s if `again` takes time, and `hides` hides sums of gradients."""
     options, parts = job.options, job.options.micro_batches
     shares = shares_of(job)
     if job.grid.pipe == 1:
@@ -252,7 +252,7 @@ def _step_s(
 
 
 def _bubble_s(job: Job, one: float) -> float:
-    """Returns how long stages idle which take `one` second for a micro-batch, a third for each of
+    """Returns how long stages idle that take `one` seconds for a micro-batch, a third each for
     forward, input gradient and weight gradient."""
     options = job.options.pipeline
     schedule = options.schedule
@@ -265,7 +265,7 @@ def _bubble_s(job: Job, one: float) -> float:
 
 
 def _again_s(pieces: Pieces, again: Recomputation, layers: int) -> float:
-    """Returns the seconds on the path of what is computed again of so many blocks."""
+    """Returns the seconds on the path for the recomputation in that many blocks."""
     of_attention = layers * pieces.attention if again.attention else 0.0
     return again.num_blocks(layers) * pieces.forward + of_attention
 

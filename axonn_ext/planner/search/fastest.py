@@ -41,28 +41,29 @@ from axonn_ext.planner.simulation.simulate import prepare
 from axonn_ext.spec.grid import GridShape
 from axonn_ext.spec.rules import BrokenRule
 
-# So many variants of one grid are simulated. They differ little, and the user asks for a grid.
+# Variants of one grid that are simulated. They differ little, and the user asks for a grid.
 _VARIANTS_OF_A_GRID = 3
-# So many configurations with several stages are simulated at most, each with every schedule; one
+# The most configurations with several stages that are simulated, each with every schedule; one
 # simulation takes about 10 ms.
 _PIPELINES_SIMULATED = 12
-# What takes this many times as long by closed forms as the last of the best ones takes is not
-# simulated. Closed forms hide whatever can be hidden, so a simulated step mostly takes longer.
-# Where it was shorter, they were at most 2.5 % above it, and with several stages, for which the
-# bubble is that of equal stages, 18 % (168 grids for four models). A test holds these limits.
+# A candidate is not simulated if closed forms give it more than this many times the step time of
+# the last of the best ones. Closed forms hide whatever can be hidden, so a simulated step mostly
+# takes longer. Where it was shorter, they were at most 2.5 % above it, or 18 % with several stages,
+# where they assume the bubble of equal stages (168 grids for four models). A test checks these
+# limits.
 SURELY_SLOWER, SURELY_SLOWER_IN_STAGES = 1.06, 1.25
-_LEAST_COMPARED = 10  # grids that are among the best ones for this, even if fewer are asked for
+_LEAST_COMPARED = 10  # the size of the set of best grids for this, even if fewer are requested
 
 
 @dataclass(frozen=True)
 class Plan:
     """The result of a search.
 
-    configs         at most `top` configurations, the best first, each the best of its grid
+    configs         at most `top` configurations, best first, each the best of its grid
     rejected        reason -> the number of configurations rejected for it
     num_considered  the number of all configurations, legal or not; fits: those that are legal and
-                    fit. Of policies of recomputation, these count "none" and "full", unless another
-                    one is given. Of AdamW's options, each counts once, and fits if one of them does
+                    fit. They count the recomputation policies "none" and "full", unless another one
+                    is given, and AdamW's options once, which fit if any of them does
     """
 
     request: Request
@@ -73,10 +74,10 @@ class Plan:
 
 
 class _Candidate(NamedTuple):
-    """A job that fits. least_s: the seconds that a step of it takes at least by closed forms.
+    """A job that fits. least_s: a lower bound of its step time by closed forms.
 
-    If the job recomputes every block, it would not fit if it recomputed nothing. It may then fit
-    with less recomputation, for which least_s holds, too, as it does for other options of AdamW.
+    A job that recomputes every block would not fit without recomputation, but may fit with less of
+    it. least_s then holds for these policies as well, and always for other options of AdamW.
     """
 
     least_s: float
@@ -86,7 +87,7 @@ class _Candidate(NamedTuple):
 def plan(request: Request) -> Plan:
     """Finds the fastest configurations, by closed forms and, for the best ones, a simulated step.
 
-    The result depends on the request alone. Raises PlannerError, which says what would fit, if
+    The result depends only on the request. Raises PlannerError, which says what would fit, if
     nothing fits.
     """
     rejected: Counter[str] = Counter()
@@ -121,7 +122,7 @@ def plan(request: Request) -> Plan:
 def _candidates(
     request: Request, forms: ClosedForms, variants: Sequence[Job]
 ) -> Iterator[_Candidate]:
-    """Yields variants of one job, whose blocks take equally long but for what is gathered again."""
+    """Yields variants of one job, whose blocks take equally long except for repeated gathers."""
     blocks: dict[bool, Pieces] = {}
     for job in variants:
         saves = job.options.save_gathered
@@ -133,17 +134,17 @@ def _candidates(
 
 
 class _Predictions:
-    """Simulated steps of what was asked for."""
+    """Simulated steps of a request's candidates, and the best of each grid."""
 
     def __init__(self, request: Request, forms: ClosedForms) -> None:
         self._request, self._forms, self._steps = request, forms, StageSteps(request.machine)
         self._prepared: tuple[Job, PreparedStep] | None = None  # the last one
         self._best: dict[GridShape, Estimate] = {}
-        self._count = max(request.top, _LEAST_COMPARED)  # of grids that are among the best
-        self._worth = math.inf  # the time of the last grid that is among the best ones so far
+        self._count = max(request.top, _LEAST_COMPARED)  # of best grids to keep
+        self._worth = math.inf  # the time of the last of the best grids so far
 
     def needs_not(self, job: Job, seconds: float) -> bool:
-        """Whether a job that takes so long by closed forms cannot be among the best grids."""
+        """Whether a job that takes `seconds` by closed forms cannot be among the best grids."""
         factor = SURELY_SLOWER if job.grid.pipe == 1 else SURELY_SLOWER_IN_STAGES
         return seconds > factor * self._worth
 
@@ -159,7 +160,7 @@ class _Predictions:
                 self._worth = sorted(e.step_time_s for e in self._best.values())[self._count - 1]
 
     def best_of_each_grid(self) -> tuple[Estimate, ...]:
-        """Returns the fastest estimate of each grid, the best first, as many as are asked for."""
+        """Returns the fastest estimate of each grid, best first, as many as are requested."""
         chosen = sorted(self._best.values(), key=_rank)[: self._count]
         return tuple(sorted(map(self._simplified, chosen), key=_rank)[: self._request.top])
 
@@ -177,7 +178,7 @@ class _Predictions:
     def _with_best_optimizer(self, found: Estimate) -> Estimate:
         """Returns the job with the first of AdamW's options that is as fast as the fastest one.
 
-        The closed forms have chosen among them before, which know less of what is hidden.
+        The closed forms, which chose among them before, know less about what is hidden.
         """
         request, ways = self._request, []
         for job in with_each(found.job, request.optimizers):
@@ -210,9 +211,9 @@ def _rule(violation: BrokenRule | str) -> str:
 
 
 class _Time(NamedTuple):
-    """The time of candidate `number` in the order in which candidates are looked at.
+    """The time of candidate `number`, by which candidates are ordered.
 
-    level: 0 for a bound by blocks alone, 1 for a bound by the whole step, 2 for the time itself.
+    level: 0 for a bound by blocks only, 1 for a bound by the whole step, 2 for the time itself.
     simplicity: see simplest_first.
     """
 
@@ -230,11 +231,11 @@ def _most_promising(
 ) -> Iterator[Job]:
     """Yields the fastest candidates by closed forms, only a few of each grid.
 
-    needs_not: whether a job is not of interest if it takes at least so many seconds.
+    needs_not: whether to skip a job that takes at least that many seconds.
 
-    Of candidates that take equally long, the simplest come first, so that ranks agree. The whole
-    closed form of a candidate is computed only when its bound is the least of what is left. Only
-    then is looked for what is left open of it, with which it is fastest.
+    Of candidates that take equally long, the simplest come first, so that ranks agree. A
+    candidate's whole closed form, and its fastest open options, are computed only when its bound is
+    the smallest one left.
     """
     jobs = [candidate.job for candidate in found]
     num_chosen = num_pipelines = 0

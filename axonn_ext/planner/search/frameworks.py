@@ -1,4 +1,4 @@
-"""What other frameworks can choose from, so that a plan shows what ours gains beside them.
+"""The choices of other frameworks, so that a plan shows what ours gains over them.
 
 A framework is planned with our own model of kernels, links and memory. Only the grids, layouts,
 schedules and options that it does not have are left out.
@@ -25,11 +25,11 @@ _MOST_STAGES = 64  # of Megatron-LM's largest published model (arXiv:2104.04473,
 class Framework:
     """A framework.
 
-    takes      what it has of ours, in words
-    source     where that is from
+    takes      the features that it shares with ours, in words
+    source     the publication that says so
     axes       the sizes of axes that it has; pipelines: its schedules, none if it has no stages
     zero       the values of `zero` that are tried; offloads: those of `offload`
-    fixed      options that it has in one way only; see Request
+    fixed      options of which it has only one value; see Request
     whole_z    z is all ranks
     """
 
@@ -45,8 +45,8 @@ class Framework:
     def request(self, ours: Request) -> Request:
         """Returns the search among all that the framework has.
 
-        ours: model, machine, GPUs, batch and what the user has fixed. Its axes, layouts, schedules,
-        ZeRO and offload are not used.
+        ours: gives model, machine, GPUs, batch and the options that the user has fixed. Its axes,
+        layouts, schedules, ZeRO and offload are not used.
         """
         axes = f"{self.axes},z={ours.num_ranks}" if self.whole_z else self.axes
         offloads = [o for o in self.offloads if o in tried_offloads(ours.machine)]
@@ -61,12 +61,12 @@ class Framework:
 FRAMEWORKS: Mapping[str, Framework] = MappingProxyType(
     {
         "ddp": Framework(
-            takes="data parallelism alone, sums of gradients in buckets beside backward",
+            takes="only data parallelism, gradients summed in buckets during backward",
             source="Li et al. 2020, arXiv:2006.15704",
             axes="x=1,y=1,z=1",
         ),
         "zero3": Framework(
-            takes="parameters, gradients and AdamW's state divided over all GPUs; parameters are "
+            takes="parameters, gradients and AdamW's state sharded over all GPUs; parameters are "
             "gathered for each use",
             source="Rajbhandari et al. 2020, arXiv:1910.02054, section 5 (stage 3)",
             axes="x=1,y=1,data=1",
@@ -74,7 +74,7 @@ FRAMEWORKS: Mapping[str, Framework] = MappingProxyType(
             whole_z=True,
         ),
         "fsdp": Framework(
-            takes="the same over all GPUs or over groups of them that are copies of each other; "
+            takes="the same over all GPUs, or over groups of GPUs that replicate each other; "
             "parameters gathered for each use, or kept from forward to backward",
             source="Zhao et al. 2023, arXiv:2304.11277, sections 3.2 and 3.3; PyTorch's "
             "documentation of fully_shard",
@@ -105,7 +105,7 @@ FRAMEWORKS: Mapping[str, Framework] = MappingProxyType(
 
 
 def plan_with_all(ours: Request, found: Sequence[Estimate]) -> Estimate:
-    """Returns the fastest of ours if it may have whatever a framework has: stages, ZeRO, offload.
+    """Returns our fastest plan, given all that the frameworks have: stages, ZeRO and offload.
 
     found: known possible plans, such as those of frameworks. The result is never slower than these.
     Raises PlannerError, which says what would fit, if nothing fits and nothing is known.
@@ -127,8 +127,8 @@ def plan_with_all(ours: Request, found: Sequence[Estimate]) -> Estimate:
 
 
 def plan_framework(framework: Framework, ours: Request) -> Estimate:
-    """Returns the fastest configuration of those that the framework can choose from.
+    """Returns the fastest configuration that the framework can run.
 
-    Raises PlannerError, which says what would fit, if nothing of it fits.
+    Raises PlannerError, which says what would fit, if none fits.
     """
     return plan(framework.request(ours)).configs[0]

@@ -1,4 +1,4 @@
-"""Which of AdamW's options are tried: what ranks of data divide, and what is on the host."""
+"""AdamW's options to try: what is sharded over the data axis, and what is on the host."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from axonn_ext.planner.machines.machine import Machine
 from axonn_ext.spec.grid import GridShape
 from axonn_ext.spec.optimizer import OptimizerOptions
 
-_ZEROS, _OFFLOADS = (0, 1), ("none", "cpu")  # what is tried, the simplest first
+_ZEROS, _OFFLOADS = (0, 1), ("none", "cpu")  # tried values, the simplest first
 
 
 def tried_zeros(*values: int) -> tuple[int, ...]:
-    """Returns these values of `zero` and all that are tried, the least first."""
+    """Returns these values of `zero` and all those that are always tried, in ascending order."""
     return tuple(sorted({*values, *_ZEROS}))
 
 
 def tried_offloads(machine: Machine) -> tuple[str, ...]:
     """Returns the values of `offload` that a search tries on a machine, the simplest first.
 
-    On a CPU, the state is in the same memory with "cpu". "disk" is modelled like "cpu".
+    On a CPU, "cpu" is the same memory as without offload. "disk" is modelled like "cpu".
     """
     return _OFFLOADS if machine.device != "cpu" and machine.knows_host else _OFFLOADS[:1]
 
@@ -39,10 +39,10 @@ def optimizers_of(
 def that_differ_on(
     grid: GridShape, optimizers: tuple[OptimizerOptions, ...]
 ) -> tuple[OptimizerOptions, ...]:
-    """Returns those of the options that are legal on the grid, each once.
+    """Returns the options that are legal and differ on the grid.
 
-    With one rank of data, ZeRO divides nothing; stages have no `zero` 2. If none is legal, it
-    returns the first, for which the search then says so.
+    With one data rank, ZeRO shards nothing; pipeline stages do not support zero=2. If none is
+    legal, returns the first, which the search then reports as illegal.
     """
     legal = [o for o in optimizers if grid.pipe == 1 or o.zero < 2] or optimizers[:1]
     kinds: dict[OptimizerOptions, OptimizerOptions] = {}

@@ -1,9 +1,9 @@
 """Chooses the numbers of Overlap: weights gathered ahead and held, and sums that may be under way.
 
-To hold more weights is never slower in the model, but takes memory. So the most that fits is looked
-for, with each number of sums under way and of weights ahead. These two are not always faster the
-larger they are: what is gathered early can delay a sum for which computation waits. Of what is
-nearly as fast, the least numbers are taken in the end.
+Holding more weights is never slower in the model, but takes memory. So the search looks for the
+largest budget that fits, with each number of sums under way and of weights ahead. Larger values of
+these two are not always faster: an early gather can delay a sum for which computation waits. In the
+end, the search takes the smallest numbers that are nearly as fast.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from axonn_ext.spec.parallel import Overlap
 PREFETCHES, DEFERRED = (1, 2, 4, 8), (2, 4, 8)
 _MIB = 1 << 20
 _EQUAL = 1e-3  # see is_as_fast
-# Where computation waits for z for a smaller share of the step, there is nothing to gain.
+# If computation waits for z for a smaller share of the step, there is nothing to gain.
 _NO_WAIT = 1e-3
 
 
 def is_searched(request: Request, job: Job) -> bool:
-    """Whether the numbers of the job's overlap are to be found, and matter."""
+    """Whether the numbers of the job's overlap are to be searched, and matter."""
     given = isinstance(request.fixed.get("overlap"), Overlap)
     return not given and job.options.overlap is not None and job.grid.z > 1
 
 
 def is_as_fast(found: Estimate, step_time_s: float) -> bool:
-    """Whether a step takes at most 0.1 % longer, which the model is not exact enough to tell."""
+    """Whether a step takes at most 0.1 % longer, which is below the model's accuracy."""
     return found.step_time_s <= step_time_s * (1 + _EQUAL)
 
 
@@ -58,7 +58,7 @@ def with_most_held(request: Request, job: Job) -> Job:
     most = max(overlap.gathered_bytes, _all_weights(job))
     limit = request.memory_limit_on(job.grid, job.options)
     budget = overlap.gathered_bytes
-    # A byte of the budget takes at most a byte. Where it takes less, what is left is used next.
+    # A byte of budget costs at most a byte of memory. If less, the second pass uses the rest.
     for _ in range(2):
         room = limit - _total(request, _with(job, gathered_bytes=budget))
         wider = min(most, (budget + max(0, room)) // _MIB * _MIB)
@@ -74,17 +74,17 @@ def with_most_held(request: Request, job: Job) -> Job:
 def fastest_overlap(
     request: Request, job: Job, predict: Callable[[Job], Estimate], *, worth: float
 ) -> Estimate:
-    """Returns the job with the fastest numbers of overlap that are tried, by simulated steps.
+    """Returns the job with the fastest overlap numbers that are tried, by simulated steps.
 
-    job: fits with the numbers that it has. worth: a time of a step; where no numbers can reach it,
-    not all are tried.
+    job: fits with the numbers that it has. worth: a step time; if no numbers can reach it, not all
+    are tried.
     """
     limit = request.memory_limit_on(job.grid, job.options)
     least = _with(job, gathered_bytes=Overlap.gathered_bytes, deferred=DEFERRED[0])
     if _total(request, least) > limit:
         least = job
     best: Estimate | None = None
-    settled: set[tuple[int, int]] = set()  # what more sums under way do not change
+    settled: set[tuple[int, int]] = set()  # choices that more sums under way do not change
     for deferred in DEFERRED:
         way = _with(least, deferred=deferred)
         if _total(request, way) > limit:
@@ -109,7 +109,7 @@ def fastest_overlap(
 def with_least_numbers(
     request: Request, best: Estimate, predict: Callable[[Job], Estimate]
 ) -> Estimate:
-    """Returns the job with the least numbers of overlap with which it is as fast, within 0.1 %."""
+    """Returns the job with the smallest overlap numbers that are as fast, within 0.1 %."""
     chosen = best
     for name in ("prefetch", "deferred", "gathered_bytes"):
         for value in _smaller(name, chosen.job):
@@ -123,7 +123,7 @@ def with_least_numbers(
 
 
 def _smaller(name: str, job: Job) -> Iterator[int]:
-    """Yields the values of an option that are tried and below the job's, the least first."""
+    """Yields the tried values of an option that are below the job's, in ascending order."""
     own = getattr(job.options.overlap, name)
     if name == "gathered_bytes":
         value = Overlap.gathered_bytes

@@ -1,4 +1,4 @@
-"""The model that a grid makes of a model whose vocabulary it does not divide."""
+"""Models with their vocabulary padded for a grid that does not divide it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from axonn_ext.spec.vocabulary import padded_vocab_size
 
 
 def padded_model(model: ModelConfig, grid: GridShape) -> ModelConfig:
-    """Returns the model with the vocabulary that it has on a grid."""
+    """Returns the model with its vocabulary padded for a grid."""
     size = padded_vocab_size(model.vocab_size, grid)
     return model if size == model.vocab_size else _with_vocabulary(model, size)
 

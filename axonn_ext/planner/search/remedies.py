@@ -1,4 +1,4 @@
-"""What would fit, where nothing of what was asked for does."""
+"""Finds what would fit if nothing in a request does."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from axonn_ext.planner.simulation.pipelines import StageSteps
 from axonn_ext.spec.optimizer import OptimizerOptions
 
 NO_MEMORY = "does not fit in memory"
-# If no grid of a number of ranks is legal, so many smaller numbers are tried.
+# How many smaller numbers of ranks are tried if no grid of the requested one is legal.
 _SMALLER_TRIED = 64
-# If the batch divides by no grid, so many smaller and so many larger batches are tried.
+# How many smaller and how many larger batches are tried if no grid divides the requested one.
 _BATCHES_TRIED = 64
 
 
@@ -54,7 +54,7 @@ def _some_that_fits(request: Request) -> Job | None:
 
 
 def _may_divide(request: Request, num_ranks: int) -> bool:
-    """Whether a grid of that many ranks may be legal; if not, it is certain that none is.
+    """Whether a grid of that many ranks may be legal; if not, none is for certain.
 
     In a legal grid x divides the key-value heads, y z the hidden size, and data the batch.
     """
@@ -70,9 +70,9 @@ def nothing_fits(request: Request, rejected: Mapping[str, int]) -> str:
 
 
 def _with_other_optimizer(request: Request, rejected: Mapping[str, int]) -> str:
-    """Says which ZeRO or offload would fit on as many ranks, what it frees and what it costs.
+    """Says which ZeRO or offload would fit on the same ranks, what it frees and what it costs.
 
-    It is compared with the first options of AdamW that were tried.
+    The comparison is with the first options of AdamW that were tried.
     """
     for optimizer in _smaller(request) if NO_MEMORY in rejected else ():
         job = _some_that_fits(replace(request, optimizers=(optimizer,)))
@@ -93,7 +93,7 @@ def _with_other_optimizer(request: Request, rejected: Mapping[str, int]) -> str:
         for name in ("zero", "offload")
         if getattr(optimizer, name) != getattr(own, name)
     ]
-    cost = f"takes {more_s:.3g} s a step more" if more_s > 0 else f"saves {-more_s:.3g} s a step"
+    cost = f"takes {more_s:.3g} s a step longer" if more_s > 0 else f"saves {-more_s:.3g} s a step"
     return (
         f". On {in_ranks(request.machine, request.num_ranks)}, {' and '.join(changed)} would do: "
         f"with {job.grid.short()} that frees {freed / 1e9:.3g} GB each and {cost} (modelled)"
@@ -101,7 +101,7 @@ def _with_other_optimizer(request: Request, rejected: Mapping[str, int]) -> str:
 
 
 def _smaller(request: Request) -> Iterator[OptimizerOptions]:
-    """Yields the options that keep less on a rank, the least change first."""
+    """Yields the options that keep less on a rank, the smallest change first."""
     own = request.optimizers[0]
     zeros = [zero for zero in tried_zeros(own.zero) if zero >= own.zero]
     on_device = own.offload == "none"
@@ -152,7 +152,7 @@ def _fewer_that_fit(request: Request) -> int | None:
 
 
 def _batches_that_fit(request: Request) -> str:
-    """Names the next smaller and larger batch with which as many ranks would do; "" if none do."""
+    """Names the next smaller and larger batch for which the same ranks would do, or ""."""
     parts, own = request.micro_batches or (1,), request.batch_size
     found: list[int] = []
     for step in (-1, 1):
@@ -171,7 +171,7 @@ def _batches_that_fit(request: Request) -> str:
 
 
 def _is_legal_whole(request: Request) -> bool:
-    """Whether some grid divides the batch if the step is not cut, or cut as is asked for.
+    """Whether some grid divides the batch in one piece, or in the requested micro-batches.
 
     If not, none divides its micro-batches, whatever their number, since the batch is a multiple of
     each.

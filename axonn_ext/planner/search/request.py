@@ -1,4 +1,4 @@
-"""What the planner is asked for."""
+"""A request to the planner: model, machine, ranks and the choices to search."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from axonn_ext.spec.pipeline_options import PipelineOptions
 MOST_RANKS = 1 << 20
 _MOST_SEQUENCES = 1 << 40  # divisors of larger numbers would take long to find
 SEARCHED = ("heads_over_y", "save_gathered", "reshard_after_forward", "recompute")
-# How stages run: those with the least time, and 1F1B, which holds less than message_driven. Of
-# deferred weight gradients as many wait as may, or as fit.
+# Pipeline schedules: the fastest ones, and 1F1B, which holds less than message_driven. Weight
+# gradients are deferred as far as is allowed, or as fits.
 PIPELINES = (
     PipelineOptions(), PipelineOptions(defer_weights=False), PipelineOptions("1f1b"),
     PipelineOptions("zero_bubble"), PipelineOptions("interleaved", chunks=2),
@@ -29,20 +29,20 @@ PIPELINES = (
 
 @dataclass(frozen=True)
 class Request:
-    """What the planner is asked for.
+    """A request to the planner.
 
-    fixed            those of `Options` that are given instead of searched, out of heads_over_y,
+    fixed            the `Options` that are given instead of searched, out of heads_over_y,
                      save_gathered, reshard_after_forward, recompute and overlap: None (without), an
-                     Overlap, or "on", of which the numbers are searched
+                     Overlap, or "on", whose numbers are searched
     micro_batches    the numbers of micro-batches to try, divisors of the batch; None: all of them
-    max_pipe         with several stages, fewer options are searched, lest it take long; kept
+    max_pipe         with several stages, fewer options are searched, to keep the search short; kept
                      inputs, kept weights, layout "replicated" and steps without overlap must be
-                     asked for
-    optimizers       where AdamW's state is, and what ranks of data divide: the ways that are tried,
-                     the preferred one of equally fast ones first
-    pipelines        how stages may run; what is legal and fits is counted with 1F1B alone, if it is
-                     one of them, and the others are tried with the best configurations
-    axes             which sizes the axes of a grid may have; other grids are not looked at
+                     requested
+    optimizers       the options of AdamW to try (where its state is, and what is sharded over the
+                     data axis), in order of preference among equally fast ones
+    pipelines        the schedules to try; legal and fitting configurations are counted only with
+                     1F1B, if it is one of them, and the others are tried with the best ones
+    axes             the sizes that the axes of a grid may have; other grids are skipped
     """
 
     model: ModelConfig
@@ -100,7 +100,7 @@ class Request:
         return int(self.machine.usable_bytes * self.memory_fraction)
 
     def memory_limit_on(self, grid: GridShape, *options: Options) -> int:
-        """Returns the bytes that a rank may use with any of these options, less communicators'."""
+        """Returns the bytes per rank that any of these options may use, without communicators."""
         return self.machine.memory_limit_on(grid, *options, fraction=self.memory_fraction)
 
 

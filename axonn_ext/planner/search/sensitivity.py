@@ -16,10 +16,10 @@ from axonn_ext.planner.search.request import Request
 
 @dataclass(frozen=True)
 class Variant:
-    """The plan for a machine that differs in one thing.
+    """The plan for a machine that differs in one property.
 
     what: the difference, in words. best: the fastest configuration there. same: the step of the
-    configuration that is fastest on the machine as it is.
+    configuration that is fastest on the original machine.
     """
 
     what: str
@@ -30,7 +30,7 @@ class Variant:
 def variants(request: Request, best: Estimate) -> Iterator[Variant]:
     """Yields the plan for each change of the machine.
 
-    best: the fastest configuration of the request on the machine as it is.
+    best: the fastest configuration of the request on the original machine.
     """
     for what, machine in machines(request.machine):
         changed = replace(request, machine=machine, top=1)
@@ -41,8 +41,8 @@ def variants(request: Request, best: Estimate) -> Iterator[Variant]:
 def machines(machine: Machine) -> Iterator[tuple[str, Machine]]:
     """Yields the machine with each change, and the change in words.
 
-    Changed are, one at a time, the bandwidth of each level of links, the latency of all, and how
-    much groups that share the links of the outermost level take from each other.
+    One at a time, it changes the bandwidth of each level of links, the latency of all levels, and
+    how much groups that share the links of the outermost level slow each other down.
     """
     levels = machine.links.levels
     for place, level in enumerate(levels):

@@ -1,6 +1,6 @@
-"""Finds, by closed forms, how a candidate of a search runs fastest.
+"""Finds, by closed forms, the options with which a search's candidate runs fastest.
 
-Open are the policy of recomputation, the budget of gathered weights, and AdamW's options.
+Open options are the recomputation policy, the budget of gathered weights, and AdamW's options.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from axonn_ext.spec.pipeline import SCHEDULES
 
 
 def simplest_first(job: Job) -> tuple[object, ...]:
-    """Returns what orders jobs that take equally long; that with the least numbers is taken."""
+    """Returns a sort key for jobs that take equally long: the smallest numbers come first."""
     options, overlap = job.options, job.options.overlap
     again, optimizer = options.recomputation, options.optimizer
     return (
@@ -35,10 +35,10 @@ def simplest_first(job: Job) -> tuple[object, ...]:
 
 
 def fastest_way(request: Request, job: Job, forms: ClosedForms) -> Job:
-    """Returns the job with the policy of recomputation, the budget of gathered weights and AdamW's
-    options with which it is fastest by whole closed forms.
+    """Returns the job with its fastest recomputation policy, budget of gathered weights and options
+    of AdamW, by whole closed forms.
 
-    job: fits as it is. If it recomputes every block, it would not fit if it recomputed nothing.
+    job: fits as it is. If it recomputes every block, it would not fit without recomputation.
     """
     ways = _Ways(request, forms)
     best = ways.with_own_optimizer(job)
@@ -51,23 +51,23 @@ def fastest_way(request: Request, job: Job, forms: ClosedForms) -> Job:
 
 
 def least_of_ways(request: Request, job: Job, forms: ClosedForms) -> float:
-    """Returns a time that fastest_way of the job reaches."""
+    """Returns a lower bound of the time of the job's fastest_way."""
     return min(_least_s(request, way, forms) for way in with_each(job, request.optimizers))
 
 
 def _least_s(request: Request, job: Job, forms: ClosedForms) -> float:
-    """Returns a time that the job reaches with its own options of AdamW."""
+    """Returns a lower bound of the job's time with its own options of AdamW."""
     return forms.least_seconds(job, all_held=is_searched(request, job))
 
 
 class _Ways:
-    """Looks for the fastest ways in which a job can run that fit."""
+    """Looks for the fastest ways, among those that fit, to run a job."""
 
     def __init__(self, request: Request, forms: ClosedForms) -> None:
         self._request, self._forms = request, forms
 
     def rank(self, way: Job) -> tuple[object, ...]:
-        """Returns what orders ways: the time, and how simple they are."""
+        """Returns the sort key of a way: its time, then its simplicity."""
         return self._forms.seconds(way), *simplest_first(way)
 
     def with_own_optimizer(self, job: Job) -> Job | None:
@@ -77,7 +77,7 @@ class _Ways:
         if not ways or not is_searched(request, job):
             return min(ways, key=self.rank, default=None)
         best = min((with_most_held(request, way) for way in ways), key=self.rank)
-        # To recompute more can only help where more weights can then be held.
+        # Recomputing more can only help if more weights can then be held.
         for way in with_more_recomputation(request, best):
             if forms.seconds(way, all_held=True) >= forms.seconds(best):
                 continue
@@ -86,9 +86,9 @@ class _Ways:
         return best
 
     def _policies(self, job: Job) -> tuple[Job, ...]:
-        """Returns the job with those policies of recomputation that fit and may be its fastest.
+        """Returns the job with each recomputation policy that fits and may be its fastest.
 
-        If not even the job's own policy fits, those that recompute more are looked at.
+        If not even the job's own policy fits, policies that recompute more are tried.
         """
         request, options = self._request, job.options
         fitting = tuple(fitting_jobs(request, job, (options,)))

@@ -1,1 +1,1 @@
-"""When each task of a step runs, on one rank and in a pipeline."""
+"""Simulates when each task of a step runs, on one rank and in a pipeline."""

@@ -1,7 +1,6 @@
 """Simulates what follows the forward and backward passes of a step on one rank.
 
-These are the sums of gradients that backward does not hide, the norm of gradients, and the
-optimizer.
+These are the sums of gradients that backward does not hide, the gradient norm, and the optimizer.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ _MOST_UNDER_WAY = 2  # buckets of ZeRO whose sums are under way at a time, as in
 
 
 class AfterPasses:
-    """What follows the passes of a program, whatever they took."""
+    """What follows the passes of a program, however long they took."""
 
     def __init__(self, job: Job, step: PreparedStep, *, records: bool) -> None:
         program, costs = step.program, step.costs
@@ -32,9 +31,9 @@ class AfterPasses:
         self._optimizer = optimizer_step(program.optimizer, costs, overlaps=self._overlaps)
 
     def finish(self, passes: Passes) -> Timeline:
-        """Returns the step whose passes are given.
+        """Returns the whole step, given its passes.
 
-        What the sums of earlier micro-batches (zero=2) delay is added here, too, as one piece.
+        Delays by the sums of earlier micro-batches (zero=2) are added here as well, as one piece.
         """
         streams = Streams(
             passes.end_s,
@@ -60,9 +59,9 @@ class AfterPasses:
 
         With overlap, the last micro-batch's backward fills buckets of weight gradients, which cross
         the data axis whenever no other axis uses its wire. A bucket is full when backward has
-        computed its share of all bytes. The last one is never full: it begins when backward has
+        computed its share of all bytes. The last one never fills up: it is sent once backward has
         ended and its gradients have crossed z. The gradients that cross other axes, those of biases
-        and norms, are small and come then, and last of all what ranks compare.
+        and norms, are small and follow then; the ranks' order check comes last.
         """
         sums, others = [*self._sums_in_each, *self._sums], self._others
         if not self._overlaps:
@@ -91,11 +90,11 @@ class AfterPasses:
             self._delay_others(streams, free - left * backward, forward)
 
     def _delay_others(self, streams: Streams, late: float, forward: float) -> None:
-        """Adds what the sums of all micro-batches but the last one delay, with overlap.
+        """Adds the delays by the sums of all micro-batches but the last, with overlap.
 
         late: how long after backward the sums of a micro-batch end. At most _MOST_UNDER_WAY buckets
-        go on beside the next forward pass, in which the wire is free for so many seconds
-        (`forward`); the all-reduces over other axes before them are waited for.
+        continue during the next forward pass, in which the wire is free for `forward` seconds; the
+        all-reduces over other axes before them are waited for.
         """
         slowest = max(seconds for c, seconds in self._sums_in_each if c.axis == "data")
         hidden = max(0.0, min(_MOST_UNDER_WAY * slowest, forward))
@@ -118,7 +117,7 @@ class AfterPasses:
 
 
 def _is_bucket(c: Collective) -> bool:
-    """Whether it is a bucket of gradients that crosses data, which backward may hide."""
+    """Whether it is a bucket of gradients that crosses the data axis, which backward may hide."""
     return c.axis == "data" and c.what != ORDER
 
 
@@ -127,8 +126,8 @@ def _beside_backward(
 ) -> None:
     """Runs a collective from `start` to `end` on the data axis.
 
-    `start` and `end` count only seconds in which the wire is free. These are a share (`left`) of
-    the backward pass, which began at `began`, and all time after it.
+    `start` and `end` count only seconds in which the wire is free: a share (`left`) of the backward
+    pass, which began at `began`, and all time after it.
     """
     whole = left * (streams.now - began)
 

@@ -10,7 +10,7 @@ from axonn_ext.spec.grid import COMMUNICATING, GridShape
 
 
 class TaskCost(NamedTuple):
-    """The seconds of one task, of which nothing is hidden.
+    """The seconds of one task, with nothing hidden.
 
     compute  the time of its computation
     path     (axis, seconds) of each collective before and after it
@@ -45,8 +45,7 @@ class Costs:
     """The costs on one grid of one machine for one dtype.
 
     A collective costs the same wherever it is issued; two at once on one wire run one after the
-    other. wires: axis -> wire, for axes with several ranks. Axes with the same wire use the same
-    links.
+    other. wires: axis -> wire, for axes with several ranks. Axes with the same wire share links.
     """
 
     def __init__(self, machine: Machine, grid: GridShape, dtype: str) -> None:
@@ -97,7 +96,7 @@ class Costs:
         return frozenset(a for a, wire in self.wires.items() if a != axis and wire == own)
 
     def update(self, update: Update) -> UpdateCost:
-        """Raises PlannerError for an update on a host of which the machine does not say enough."""
+        """Raises PlannerError for an update on the host if the machine's file lacks its rates."""
         machine, gather = self._machine, update.gather
         return UpdateCost(
             machine.elementwise_seconds(update.device_bytes),

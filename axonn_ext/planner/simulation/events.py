@@ -1,4 +1,4 @@
-"""A simulated step: its times, and the events that its streams consist of."""
+"""A simulated step: its times, and the events of its streams."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Event(NamedTuple):
     """A piece of work of one stream.
 
     stream  "compute" or the name of an axis; in the schedule of a pipeline, "stage 0", "stage 1"...
-    busy_s  the seconds in which the stream really worked: a collective may pause in between, while
+    busy_s  the seconds for which the stream really worked: a collective may pause in between, while
             another axis uses its wire
     """
 
@@ -31,8 +31,8 @@ class Timeline(NamedTuple):
 
     compute_s    the seconds of computation, including the optimizer
     exposed_s    axis -> the seconds for which computation waited for it
-    optimizer_s  the seconds of the optimizer alone
-    events       all events; empty if only times were asked for
+    optimizer_s  the seconds of the optimizer
+    events       all events; empty if only times were requested
     deferred_binds  whether the times may differ with a larger Overlap.deferred
     """
 

@@ -1,14 +1,14 @@
-"""Says what runs beside what in a pass of a Linear, for each algorithm of its ops.
+"""Says which work overlaps in a pass of a Linear, for each algorithm of its ops.
 
-Over x and y, "sequential" runs one thing after the other. "chunked" cuts what is gathered in front
-of a product, or summed behind it, into a few chunks, so that one chunk moves while another one is
+Over x and y, "sequential" runs one thing after the other. "chunked" cuts the gather before a
+product, or the sum after it, into a few chunks, so that one chunk moves while another one is
 multiplied. In backward it sums dx while the product of the weight gradient runs, and gathers x
-while the product of dx runs. "auto" is what was measured to be fastest; here it is what is modelled
-to be.
+while the product of dx runs. "auto" is the algorithm that was measured to be fastest; here, the one
+that is fastest in the model.
 
-What moves is modelled to take nothing from the products beside it. Collectives on the same wire
-run one after the other. The collectives over z are not part of these passes: with overlap the
-orchestrator issues them, and without it they are counted one after the other.
+Communication is modelled to take nothing from the products that run at the same time. Collectives
+on the same wire run one after the other. The collectives over z are not part of these passes: with
+overlap the orchestrator issues them, and without it they are counted one after the other.
 
 Sources: csrc/ops/composed/linear_forward.cpp, linear_backward.cpp, chunked.h and chunked.cpp;
 docs/tuning.md for "auto".
@@ -28,15 +28,15 @@ from axonn_ext.planner.step.tasks import Collective, Task
 
 _MOST_CHUNKS = 4  # kMaxChunksPerShard of core/schedule/chunk_plan.h
 _LEAST_CHUNK_BYTES = {"cuda": 4 << 20, "cpu": 256 << 10}  # those of plan_chunks in chunked.cpp
-_REPLACES_DEFAULT = 0.95  # of the default's time: "auto" replaces it only for less (docs/tuning.md)
-SUM_OF_BLOCKS = "sum of blocks"  # what adds the blocks of a gradient that have crossed z
+_REPLACES_DEFAULT = 0.95  # share of the default's time below which "auto" replaces it (tuning.md)
+SUM_OF_BLOCKS = "sum of blocks"  # adds the blocks of a gradient that have crossed z
 
 
 class Piece(NamedTuple):
-    """What one stream does in a pass; times count from the beginning of the pass.
+    """One stream's work in a pass; times count from the beginning of the pass.
 
     stream   "compute", or the axis of a collective
-    busy_s   the seconds in which the stream's wire carries its bytes, or computation runs
+    busy_s   the seconds for which the stream's wire carries its bytes, or computation runs
     """
 
     stream: str
@@ -47,12 +47,12 @@ class Piece(NamedTuple):
 
 
 class Pass(NamedTuple):
-    """A pass of a Linear, or another task of a step, without what it moves over z beside the path.
+    """A pass of a Linear, or another task of a step, without traffic over z outside the path.
 
     seconds  from its beginning to its end: compute_s, and the waits of all axes
-    waits    axis -> the seconds in which computation waits for it
-    busy     axis -> the seconds in which its wire carries its bytes
-    pieces   empty if only times were asked for
+    waits    axis -> the seconds for which computation waits for it
+    busy     axis -> the seconds for which its wire carries its bytes
+    pieces   empty if only times were requested
     """
 
     seconds: float
@@ -62,7 +62,7 @@ class Pass(NamedTuple):
     pieces: tuple[Piece, ...]
 
     def busy_s(self, axes: frozenset[str]) -> float:
-        """Returns the seconds in which collectives over these axes use their wires."""
+        """Returns the seconds for which collectives over these axes use their wires."""
         return sum(seconds for axis, seconds in self.busy.items() if axis in axes)
 
 
@@ -71,7 +71,7 @@ class Unit(NamedTuple):
 
     tasks        one, or dgrad and wgrad
     uses_weight  whether it begins with the use of a weight that is gathered over z
-    passes       what runs on the path. Between two of them is a collective over z on the path
+    passes       what runs on the path; between two of them is a collective over z on the path
     over_z       the collectives between the passes
     """
 
@@ -110,7 +110,7 @@ class LinearPasses:
         self._passes: dict[tuple[object, ...], tuple[Pass, ...]] = {}  # of tasks without names
 
     def units(self, tasks: Sequence[Task]) -> list[Unit]:
-        """Returns the tasks in their order; dgrad and wgrad are one pass unless they run apart."""
+        """Returns the tasks in order; dgrad and wgrad are one pass unless they run separately."""
         units, i = [], 0
         while i < len(tasks):
             together = not self._apart and _is(tasks[i], "NN") and i + 1 < len(tasks)
@@ -135,13 +135,13 @@ class LinearPasses:
         return Unit(tasks, uses_weight, self._passes[key], over_z)
 
     def _passes_of(self, tasks: tuple[Task, ...]) -> tuple[Pass, ...]:
-        """Returns what runs on the path, of the tasks of a unit."""
+        """Returns what runs on the path for the tasks of a unit."""
         if tasks[0].matmul is None:
             return self._passes_of_other(tasks[0])
         return (self._linear(tasks),)
 
     def _passes_of_other(self, task: Task) -> tuple[Pass, ...]:
-        """Returns what a task runs that is no Linear's, cut at its collectives over z."""
+        """Returns what a task other than a Linear's runs, cut at its collectives over z."""
         steps: list[Collective | None] = [*task.before, None, *task.after]  # None: computation
         cuts = [i for i, c in enumerate(steps) if c is not None and c.axis == "z"]
         passes = []
@@ -243,7 +243,7 @@ class LinearPasses:
             clock.compute(task.name, product_s)
 
     def _drain(self, clock: _Clock, task: Task) -> None:
-        """Sums the chunk before while one is multiplied."""
+        """Sums the previous chunk while one is multiplied."""
         (c,) = task.after
         number, chunk, product_s = self._cut(task, c)
         ends = []
@@ -254,10 +254,10 @@ class LinearPasses:
             clock.wait(c.axis, end)
 
     def _cut(self, task: Task, c: Collective) -> tuple[int, Collective, float]:
-        """Returns the number of chunks, and of one the collective and the product's seconds."""
+        """Returns the number of chunks, and one chunk's collective and product seconds."""
         assert task.matmul is not None
         g = self._size[c.axis]
-        # What is cut is the part of one rank; an all-reduce's is the whole.
+        # Chunks are cut from the part of one rank; for an all-reduce, from the whole.
         part_bytes = c.num_bytes * g // (2 * (g - 1)) if c.kind == "all_reduce" else (
             c.num_bytes // (g - 1)
         )  # fmt: skip

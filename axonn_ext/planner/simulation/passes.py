@@ -1,8 +1,8 @@
 """Simulates the forward and backward passes of a step on one rank.
 
-What runs on the path, products and what linear_passes.py runs with them, follows one after the
-other. Beside it run the collectives over z, in the order in which they are issued. With overlap,
-this is the order in which `axonn_ext.overlap` issues them; without it, the path waits for each.
+Work on the path (products, and what linear_passes.py runs with them) is sequential. The collectives
+over z run alongside it, in the order in which they are issued. With overlap, this is the order in
+which `axonn_ext.overlap` issues them; without it, the path waits for each.
 Several axes may share a wire (the links of a GPU, or of a node). A collective over z then pauses
 while the path uses its wire.
 """
@@ -39,8 +39,8 @@ class Simulation:
         self._holds_table = table_is_held(job)
 
     def run_all_layers(self, numbers: Sequence[int]) -> list[Passes]:
-        """Simulates all passes of steps with these numbers of micro-batches, which ascend."""
-        # Where some of several blocks are recomputed, so many blocks are what repeats itself.
+        """Simulates all passes of steps with these numbers of micro-batches, in ascending order."""
+        # If only some blocks are recomputed, the pattern repeats after this many blocks.
         layers, period = self._program.num_layers, self._program.recomputation.of
         few = 4 + (layers - 4) % period
         some = few + period * -(-4 // period)
@@ -69,7 +69,7 @@ class Simulation:
         run = Run(self._axes, overlaps=overlap is not None, records=self._records)
         begun, found = 0, []
         for stop in (of_each * number for number in numbers[:-1]):
-            # The last parts whose uses start no gather of what comes after `stop`.
+            # The last parts whose uses start no gather beyond `stop`.
             last = before[stop] - prefetch
             alike = max(0, bisect_right(before, last, hi=stop + 1) - 1)
             run.go_on(parts[begun:alike], gathers, deferred)
@@ -81,7 +81,7 @@ class Simulation:
         return [*found, run.passed()]
 
     def _schedule(self, num_layers: int, num_parts: int) -> Schedule:
-        """Returns what runs, and all uses of weights; the same for each prefetch and deferred."""
+        """Returns what runs, and all uses of weights, which prefetch and deferred do not change."""
         key = num_layers, num_parts, self._budget
         if key not in self._schedules:
             parts = [p for i in range(num_parts) for p in self._micro_batch(num_layers, i)]
@@ -103,7 +103,7 @@ class Simulation:
             yield Part(block, f"{layer}.", index, share, number)
         yield Part(last, "", index, 0.0 if self._holds_table else of_ends, number)
         number += 1
-        # The head's weight is used again at once. A weight that exceeds the budget is given up.
+        # The head's weight is used again at once. A weight that exceeds the budget is evicted.
         of_head = 1.0 if table_bytes(self._job) > self._budget else 0.0
         yield Part(last_back, "", index, of_head, number, is_backward_begun=True)
         for layer in reversed(range(num_layers)):
@@ -123,7 +123,7 @@ class Simulation:
                     share = 1.0 if self._overlap is None else 0.0 if spared else part.share
                     in_pass = part.number if self._in_stages else 0
                     uses.append(Use(item.name, item.seconds * share, part, in_pass))
-                    # Two uses in a row of one weight, as of the head's, take its room once.
+                    # Two uses in a row of one weight, such as the head's, take its room once.
                     sums.append(sums[-1] + (0.0 if item.weight == last else item.num_bytes))
                     last = item.weight
         return Schedule(parts, uses, sums, before)

@@ -1,7 +1,8 @@
 """Predicts a step on a grid with several stages: the times of each, and their schedule together.
 
-The simulation of one rank gives what a stage takes for a micro-batch, by itself; the simulator of
-schedules gives when which stage runs what, and so how long they wait for each other.
+The simulation of one rank gives the time a stage takes for a micro-batch by itself; the simulator
+of schedules gives the order and times of all stages' tasks, and so how long they wait for each
+other.
 """
 
 from __future__ import annotations
@@ -26,16 +27,16 @@ from axonn_ext.spec.pipeline import Task as ScheduledTask
 from axonn_ext.spec.pipeline_options import PipelineOptions
 from axonn_ext.spec.pipeline_simulator import Simulation, StageTimes, simulate
 
-# Of more micro-batches than these, in multiples of the stages, only so many are simulated.
+# With more micro-batches than these, in multiples of the stages, only this many are simulated.
 _FEW, _SOME = 4, 6
-AFTER = "sums of gradients, optimizer"  # what all stages do after the last task of a step
+AFTER = "sums of gradients, optimizer"  # the work of all stages after the last task of a step
 
 
 @dataclass(frozen=True)
 class PipelineStep:
     """A modelled step of a pipeline.
 
-    step        the step of the stage that is busy longest; exposed_s["pipe"] is its bubble: it
+    step        the step of the stage that is busy longest; exposed_s["pipe"] is its bubble: its
                 waits for messages, and for sums over the stages
     stages      the seconds of each stage for one micro-batch, all its chunks together
     slowest     the pipe coordinate of the stage that is busy longest
@@ -59,7 +60,7 @@ class StageStep(NamedTuple):
     """The step of a stage that always has the messages that it needs.
 
     one    a micro-batch among others like it
-    after  what follows once a step after the last one
+    after  what follows after the last one, once per step
     times  the seconds of the tasks of a micro-batch
     """
 
@@ -81,7 +82,7 @@ class StageSteps:
     def of(self, job: Job, stage: int) -> StageStep:
         """Returns the step of a pipe coordinate of a legal job."""
         options, share = job.options, shares_of(job)[stage]
-        if options.sharded:  # messages are whole, so nothing is done with them
+        if options.sharded:  # messages are whole and need no further work
             share = share._replace(forward_sends=0, backward_sends=0)
         alike = replace(options, pipeline=PipelineOptions())
         key = (job.model, job.grid, alike, job.batch_size, share, options.pipeline.defers)
@@ -100,7 +101,7 @@ def simulate_pipeline(
 ) -> PipelineStep:
     """Simulates a step of a legal job on a grid with several stages.
 
-    steps: those that are known already on the machine, to which this job's are added.
+    steps: the steps already simulated on the machine, to which this job's are added.
     """
     steps = StageSteps(machine) if steps is None else steps
     parts, costs = job.options.micro_batches, Costs(machine, job.grid, job.options.dtype)
@@ -125,7 +126,7 @@ def simulate_pipeline(
 def pipeline_timeline(job: Job, machine: Machine) -> Timeline:
     """Simulates the whole schedule of a legal job on a grid with several stages.
 
-    The events are the tasks of every stage, and what all of them do once after the last one.
+    The events are the tasks of every stage, and the work of all stages after the last one.
     """
     found = simulate_pipeline(job, machine)
     parts, stages = job.options.micro_batches, range(job.grid.pipe)
@@ -156,7 +157,7 @@ def _sum(each: Mapping[str, float], once: Mapping[str, float], times: int) -> di
 
 
 def _stage_times(job: Job, step: PreparedStep, seconds: float) -> StageTimes:
-    """Splits the seconds of a stage for a micro-batch like those of its tasks on the path."""
+    """Splits a stage's seconds for a micro-batch in proportion to its tasks on the path."""
     program, costs = step.program, step.costs
     forward = backward = weight = 0.0
     for i, (units, (_, repeats)) in enumerate(zip(step.units, program.micro_batch(), strict=True)):
@@ -207,7 +208,7 @@ def simulate_schedule(
 ) -> Simulation:
     """Simulates the schedule of a job with that many micro-batches.
 
-    stages: the seconds of each stage for one micro-batch, all of its chunks together.
+    stages: the seconds of each stage for one micro-batch, all its chunks together.
     """
     options, pipe, n = job.options.pipeline, job.grid.pipe, job.options.pipeline.chunks
     of_chunks = [StageTimes(t.forward / n, t.backward / n, t.weight / n) for t in stages]

@@ -1,4 +1,4 @@
-"""Prepares the step of a rank for its simulation: what runs on the path, and what concerns z."""
+"""Prepares a rank's step for its simulation: work on the path, and points that concern z."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from axonn_ext.planner.step.tasks import Collective, Program
 class OnPath(NamedTuple):
     """What runs on the path between two points that concern z.
 
-    on_z, on_data   the seconds in which its collectives use the wires of z and of data
+    on_z, on_data   the seconds for which its collectives use the wires of z and of data
     """
 
     seconds: float
@@ -31,8 +31,8 @@ class OnPath(NamedTuple):
 class PointOfZ(NamedTuple):
     """A point of a step that concerns z.
 
-    kind       "use": of a weight, which is gathered if it is not held; "scatter": of its gradient;
-               "wait": a collective on the path
+    kind       "use" of a weight, which is gathered if it is not held; "scatter" of its gradient;
+               "wait" for a collective on the path
     weight     the name of the weight that is used
     num_bytes  of the whole weight
     after_recomputation  for a use in backward of a recomputed block, the number of its Linear
@@ -53,8 +53,8 @@ class Part(NamedTuple):
     """One part of a micro-batch, as it runs in a layer.
 
     is_backward_begun  whether backward begins with it
-    share              the part of its weights that is not held gathered, and so must be gathered
-    number             that of the pass that it belongs to, which counts only in a pipeline
+    share              the part of its weights that must be gathered, because it is not held
+    number             the number of its pass, which matters only in a pipeline
     """
 
     items: Sequence[Item]
@@ -66,9 +66,9 @@ class Part(NamedTuple):
 
 
 class Use(NamedTuple):
-    """A use of a weight: the gather of the part of it that is not held, and its bytes as a whole.
+    """A use of a weight: the gather of its part that is not held, and its bytes as a whole.
 
-    in_pass  the number of the pass, which counts only in a pipeline
+    in_pass  the number of the pass, which matters only in a pipeline
     """
 
     name: str
@@ -91,17 +91,17 @@ class Schedule(NamedTuple):
 
 
 class WireAxes(NamedTuple):
-    """The axes that use the wires of z and of data, beside these."""
+    """The other axes that use the wires of z and of data."""
 
     on_z: frozenset[str]
     on_data: frozenset[str]
 
 
 class PreparedStep:
-    """A program and its times, for which the numbers of Overlap do not matter.
+    """A program and its times, which do not depend on the numbers of Overlap.
 
-    units, items: of each part of the program, in their order. schedules: those of the simulations
-    that have run, by their layers, micro-batches and budgets of gathered weights.
+    units, items: of each part of the program, in order. schedules: the schedules of past
+    simulations, by their layers, micro-batches and budgets of gathered weights.
     """
 
     def __init__(self, job: Job, program: Program, machine: Machine, *, records: bool) -> None:
@@ -153,7 +153,7 @@ class PreparedStep:
         return 0.0 if c is None else self.costs.collective(c)
 
     def _end_path(self, items: list[Item], path: list[Pass]) -> None:
-        """Joins the passes to one item, and begins anew."""
+        """Joins the passes into one item and clears them."""
         if not path:
             return
         overlaps = self._job.options.overlap is not None

@@ -1,4 +1,4 @@
-"""The clock of one rank: what it runs, and the weights that it gathers ahead (simulation.py)."""
+"""The clock of one rank: what it runs, and the weights that it gathers ahead (see passes.py)."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ class Passes(NamedTuple):
     """The state after all forward and backward passes.
 
     backward_s  the time at which the last micro-batch's backward began
-    used_s      the seconds since backward_s in which other axes have used the data axis' wire
+    used_s      the seconds since backward_s for which other axes used the data axis' wire
     z_free_s    the time at which the last reduce-scatter over z is done
-    deferred_binds  whether they may differ if more sums over z could be under way
+    deferred_binds  whether the times may differ if more sums over z could be under way
     """
 
     end_s: float
@@ -55,7 +55,7 @@ class Passes(NamedTuple):
         )  # fmt: skip
 
     def less(self, longer: Passes) -> Passes:
-        """Returns how much longer the other passes take, which begin like these."""
+        """Returns how much longer the other passes take; they must begin like these."""
         exposed = {
             axis: max(0.0, seconds - self.exposed_s.get(axis, 0.0))
             for axis, seconds in longer.exposed_s.items()
@@ -67,25 +67,25 @@ class Passes(NamedTuple):
 class Gathers:
     """The gathers of a schedule's weights: which of them begin, and when they end, in z's time.
 
-    A use starts the gathers of the weights that are used next, as many as `prefetch` says, as long
-    as they fit within the budget together with the one in use. What is held beside these gives way,
-    since it is needed later. In a pipeline no pass knows what the next one uses.
+    A use starts the gathers of the next `prefetch` weights, as long as they fit within the budget
+    together with the one in use. Other held weights give way, since they are needed later. In a
+    pipeline, no pass knows what the next one uses.
     """
 
     def __init__(self, schedule: Schedule, prefetch: int, budget: float) -> None:
         self._uses, self._sums = schedule.uses, schedule.sums
         self._prefetch, self._budget = prefetch, budget
-        self._count, self._now = len(self._uses), 0  # of all uses; the number of the next one
+        self._count, self._now = len(self._uses), 0  # number of uses; index of the next one
         self.ends: list[float] = []
 
     def first(self, count: int) -> Gathers:
-        """Returns a copy that goes on from the same use, and ends after the first `count` uses."""
+        """Returns a copy that continues from the same use and ends after the first `count` uses."""
         twin = copy(self)
         twin._count, twin.ends = count, self.ends.copy()
         return twin
 
     def begin(self) -> Sequence[Use]:
-        """Returns the uses whose gathers the next use starts; their ends are to be added."""
+        """Returns the uses whose gathers the next use starts; the caller adds their ends."""
         number, uses, sums = self._now, self._uses, self._sums
         self._now += 1
         begun, base, in_pass = len(self.ends), sums[number], uses[number].in_pass
@@ -97,7 +97,7 @@ class Gathers:
         return uses[begun:stop]
 
     def end_of_last(self) -> float:
-        """Returns when the gather of the use that has begun last ends."""
+        """Returns when the gather of the most recent use ends."""
         return self.ends[self._now - 1]
 
 
@@ -112,7 +112,7 @@ class Run:
         self._z_uses_data = "z" in axes.on_data
         self._now = self._backward_from = 0.0
         self._z_free = self._behind = 0.0
-        self._used = 0.0  # the seconds in which other axes used the data axis' wire
+        self._used = 0.0  # the seconds for which other axes used the data axis' wire
         self._z_exposed = 0.0
         self._deferred_binds = False
         self._counts: Counter[int] = Counter()  # of parts with the same items, by their id
@@ -123,7 +123,7 @@ class Run:
         self._z_events: list[Event] = []
 
     def go_on(self, parts: Iterable[Part], gathers: Gathers, deferred: int) -> None:
-        """Runs these parts after those that have run; most of a search's time is spent here.
+        """Runs further parts; most of a search's time is spent here.
 
         deferred: the number of scatters that may be under way.
         """
@@ -174,7 +174,7 @@ class Run:
         self._now, self._behind, self._used, self._z_free = now, behind, used, free
 
     def copy(self) -> Run:
-        """Returns a run that goes on from here by itself. Events are not recorded then."""
+        """Returns an independent run that continues from here. It records no events."""
         assert not self._records, "only runs by themselves are recorded"
         twin = copy(self)
         twin._counts, twin._scatters = self._counts.copy(), self._scatters.copy()
@@ -204,7 +204,7 @@ class Run:
             for item in self._items[key]:
                 if isinstance(item, OnPath):
                     computed += count * item.compute_s
-                    # If z's time went back, a sum that had been done might not be done later.
+                    # If z's time goes back, a finished sum may become unfinished.
                     binds = binds or item.on_z > item.seconds
                     for axis, seconds in item.waits.items():
                         exposed[axis] += count * seconds

@@ -1,4 +1,4 @@
-"""Stages whose ranks outnumber the cores of a host: one that waits leaves its core to others."""
+"""Stages whose ranks outnumber a host's cores: a waiting rank leaves its core to others."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ def on_shared_cores(found: Simulation, ranks_per_core: float) -> Simulation:
     how many ranks shared a core while these were measured.
 
     While k of p stages compute, they share all cores, so each is p / k times as fast, but at most
-    ranks_per_core times, as with cores of their own. All that compute are equally fast, so tasks
-    keep their order, and only the clock differs. (It runs faster for messages that are under way,
-    too, which are short.)
+    ranks_per_core times: then each has its own cores. All stages that compute are equally fast, so
+    tasks keep their order, and only the clock differs. (It also runs faster for messages under way,
+    which are short.)
     """
     if ranks_per_core <= 1:
         return found
@@ -33,7 +33,7 @@ def on_shared_cores(found: Simulation, ranks_per_core: float) -> Simulation:
 
 
 class _Clock:
-    """The time at which something happens, by when it happens in the schedule that was found."""
+    """Maps times of the found schedule to times on shared cores."""
 
     def __init__(self, found: Simulation, ranks_per_core: float) -> None:
         changes: dict[float, int] = {0.0: 0, found.seconds: 0}
@@ -46,7 +46,7 @@ class _Clock:
         working = 0
         for begin, end in pairwise(self._found):
             working += changes[begin]
-            # Where nobody computes, a message is under way.
+            # While nobody computes, a message is under way.
             speed = min(ranks_per_core, len(found.tasks) / working) if working else 1.0
             self._speeds.append(speed)
             self._times.append(self._times[-1] + (end - begin) / speed)

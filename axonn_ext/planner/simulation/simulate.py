@@ -1,4 +1,4 @@
-"""Simulates a step of one rank: whole, at a cost that does not grow with it, or in its parts."""
+"""Simulates a step of one rank: in full, at a cost independent of its size, or in parts."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ def simulate(job: Job, machine: Machine, *, step: PreparedStep | None = None) ->
     """Simulates only the times of a step, at a cost that does not grow with its size.
 
     All layers are alike, and so are all micro-batches. Once the streams have reached a steady
-    state, the time of all passes grows linearly with the number of layers, and with that of
-    micro-batches. So only a few of each are simulated, and the rest is extrapolated. A test
-    compares the result with the whole schedule.
+    state, the time of all passes grows linearly with the numbers of layers and of micro-batches. So
+    only a few of each are simulated, and the rest is extrapolated. A test compares the result with
+    the whole schedule.
 
-    step: prepared for the job, or for one that differs in the numbers of Overlap alone.
+    step: prepared for the job, or for one that differs only in the numbers of Overlap.
 
     Raises ValueError for a grid with several stages: see simulate_pipeline.
     """
@@ -60,10 +60,10 @@ def simulate(job: Job, machine: Machine, *, step: PreparedStep | None = None) ->
 def simulate_parts(job: Job, step: PreparedStep) -> tuple[Timeline, Timeline]:
     """Simulates one rank of a stage by itself, as if it always had the messages that it needs.
 
-    step: that of the rank.
+    step: the rank's step.
 
-    Returns one micro-batch, forward and backward, among others like it; and what follows once a
-    step after the last one, of which the optimizer is a part.
+    Returns one micro-batch, forward and backward, among others like it; and what follows the last
+    one once per step, which includes the optimizer.
     """
     before, longer = Simulation(job, step, records=False).run_all_layers((2, 3))
     one = before.less(longer)

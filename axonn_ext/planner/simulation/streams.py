@@ -11,12 +11,12 @@ from axonn_ext.spec.grid import COMMUNICATING
 
 
 class Streams:
-    """When each axis is free, what computation has waited for, and the events.
+    """When each axis is free, how long computation has waited for it, and the events.
 
     now        the time of computation
     computed   the seconds of it that were computation
     exposed    axis -> the seconds for which computation waited for it
-    events     none unless they are recorded
+    events     empty unless they are recorded
     """
 
     def __init__(

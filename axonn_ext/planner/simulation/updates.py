@@ -1,8 +1,8 @@
 """Simulates the step of an optimizer that updates bucket by bucket.
 
-It is that of axonn_ext.optim.bucketed: with offload, one bucket is updated on the host while the
-next one's gradients cross and the one before returns; with ZeRO, each bucket's new parameters are
-all-gathered over data after it was updated.
+The optimizer is axonn_ext.optim.bucketed: with offload, one bucket is updated on the host while the
+next one's gradients cross and the previous one returns; with ZeRO, each bucket's new parameters are
+all-gathered over the data axis after its update.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from axonn_ext.planner.step.tasks import OptimizerWork
 class OptimizerStep(NamedTuple):
     """A simulated step of the optimizer.
 
-    update_s  the seconds that it takes if all-gathers take no time
+    update_s  the seconds it would take if all-gathers took no time
     seconds   the seconds with them
     gathers   the beginning and the end of each all-gather
     """
@@ -29,7 +29,7 @@ class OptimizerStep(NamedTuple):
 
 
 def optimizer_step(work: OptimizerWork, costs: Costs, *, overlaps: bool) -> OptimizerStep:
-    """Returns the step; overlaps: all-gathers run beside the updates of later buckets.
+    """Returns the step; overlaps: all-gathers run alongside the updates of later buckets.
 
     Raises PlannerError for offload on a machine whose file does not say how fast its host is.
     """
@@ -46,10 +46,10 @@ def optimizer_step(work: OptimizerWork, costs: Costs, *, overlaps: bool) -> Opti
 
 
 def closed_form_s(work: OptimizerWork, costs: Costs, *, overlaps: bool) -> float:
-    """Returns about the seconds of optimizer_step, as if each bucket was in the middle of many.
+    """Returns approximate seconds of optimizer_step, as if each bucket were in the middle of many.
 
-    Then a bucket takes the longest of its update and, with offload, its crossing; with overlap,
-    all-gathers run beside all of them.
+    A bucket then takes as long as its update or, with offload, its crossing if that is longer; with
+    overlap, all-gathers run alongside all of them.
     """
     update_s = gather_s = 0.0
     for update, count in Counter(work.updates).items():
@@ -61,7 +61,7 @@ def closed_form_s(work: OptimizerWork, costs: Costs, *, overlaps: bool) -> float
 
 
 class _Buckets:
-    """The streams of a rank, each with the time at which it is free, and the host's program."""
+    """The streams of a rank, with the time at which each is free, and the host's program."""
 
     def __init__(self, updates: Sequence[UpdateCost], start_s: float, overlaps: bool) -> None:
         self._updates, self._overlaps = updates, overlaps
@@ -72,7 +72,7 @@ class _Buckets:
         self.gathers: list[tuple[float, float]] = []
 
     def run(self) -> float:
-        """Returns the time at which all parameters are there; the order is that of the code."""
+        """Returns the time at which all parameters are there, in the same order as bucketed.py."""
         count = len(self._updates)
         for i in range(count):
             self._begin(i)

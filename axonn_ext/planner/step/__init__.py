@@ -1,1 +1,1 @@
-"""What one rank does in a step: its products, its collectives and their order."""
+"""Describes one rank's step: its products, its collectives and their order."""

@@ -16,11 +16,11 @@ def block_forward(rank: Rank) -> tuple[Task, ...]:
 
 
 def block_backward(rank: Rank, *, recomputed: bool = False) -> tuple[Task, ...]:
-    """Returns the tasks of a block's backward pass, with the recomputation of attention alone.
+    """Returns the tasks of a block's backward pass, including only attention's recomputation.
 
-    recomputed: the whole block is computed again before, which is no part of these tasks.
+    recomputed: the whole block is recomputed before, which is not part of these tasks.
     """
-    # Recomputation ends with the Linear with which backward begins, so its weight is held.
+    # Recomputation ends with the Linear that comes first in backward, so its weight is held.
     held = recomputed and rank.options.overlap is not None
     again = (attention_forward(rank),) if rank.options.recomputation.attention else ()
     qkv, out, up, down = (linear_backward(rank, w) for w in rank.model.block_linears)
@@ -41,7 +41,7 @@ def norm(rank: Rank, name: str, *, backward: bool) -> Task:
     kind = "all_gather" if kind_of_norm.gathers and not backward else "all_reduce"
     sums = rank.collective(kind, "y", kind_of_norm.num_statistics * rank.m_x, FP32, "norm")
     elements = rank.m_x * rank.model.hidden_size // rank.size["y"]
-    passes = 8 if backward else 6  # reads and writes of norm and residual together, a guess
+    passes = 8 if backward else 6  # reads and writes of norm and residual together (a guess)
     return Task(
         f"{name} {'backward' if backward else 'forward'}", before=present([sums]),
         touched_bytes=passes * elements * rank.width,
@@ -49,7 +49,7 @@ def norm(rank: Rank, name: str, *, backward: bool) -> Task:
 
 
 def attention_forward(rank: Rank) -> Task:
-    """Returns what a block does between the Linears of its attention; no collective is in it."""
+    """Returns a block's work between the Linears of its attention, which has no collective."""
     return _attention(rank, backward=False)
 
 

@@ -69,15 +69,15 @@ def _head_gathers(rank: Rank) -> bool:
 
     A tied table is gathered once per micro-batch, for the embedding (in a pipeline, whose last
     stage has no embedding, for lm_head). With overlap it is gathered like other weights, at
-    each use at which it is not held.
+    each use unless it is held.
     """
     return not rank.model.tie_embeddings or rank.options.overlap is not None
 
 
 def _loss(rank: Rank) -> Task:
-    """Returns the loss: three numbers per row cross x, and one in all the axes of the rows.
+    """Returns the loss: three numbers per row cross x, and one in total crosses the row axes.
 
-    In a pipeline, the latter cross once per step, in a group of all ranks that is not counted.
+    In a pipeline, the latter crosses once per step, in a group of all ranks that is not counted.
     """
     row_axes = () if rank.in_stages else _row_axes(rank)
     before = [rank.collective("all_reduce", "x", n * rank.m_y, FP32, "loss") for n in (1, 2)]

@@ -1,4 +1,4 @@
-"""What follows the last micro-batch: the sums of gradients, and their norm."""
+"""The sums of gradients after the last micro-batch, and their norm."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from axonn_ext.planner.step.tasks import Collective
 from axonn_ext.spec.grid import SUM_ORDER
 from axonn_ext.spec.parallel import BUCKET_BYTES
 
-ORDER = "order"  # what ranks compare, which is no gradient
+ORDER = "order"  # the ranks' order check, which is not a gradient
 
 
 def gradient_sums(rank: Rank) -> Iterator[Collective]:
-    """Yields the sums that backward has left of gradients that every rank of data gets whole.
+    """Yields the sums after backward of the gradients that every data rank gets whole.
 
     They are all-reduces of buckets, in the model's order. With overlap, a bucket is summed in fp32
-    over one axis after the other. Which gradients are in a bucket then depends on the order in
-    which backward completes them; this changes the bytes by less than one element per bucket.
+    over one axis after the other. A bucket's gradients then depend on the order in which backward
+    completes them; this changes the bytes by less than one element per bucket.
     """
     if rank.num_parts > 1:
         return
@@ -37,10 +37,11 @@ def gradient_sums(rank: Rank) -> Iterator[Collective]:
 
 
 def order_checks(rank: Rank) -> tuple[Collective, ...]:
-    """Returns what ranks compare once a step, to see that all have issued the same.
+    """Returns the checks, once per step, that all ranks have issued the same collectives.
 
-    With overlap, lanes compare digests of 8 bytes; there is a lane for z, over which weights are
-    gathered, and for each axis of sums. Without, ZeRO compares a number for each parameter.
+    With overlap, each lane compares digests of 8 bytes; there is a lane for z, over which weights
+    are gathered, and one for each axis of sums. Without overlap, ZeRO compares one number per
+    parameter.
     """
     if rank.options.overlap is None:
         count = len(list(parameters_by_axes(rank))) if rank.num_parts > 1 else 0
@@ -62,7 +63,7 @@ def sum_over_ends(rank: Rank) -> tuple[Collective, ...]:
 
 
 def norm_sums(rank: Rank) -> tuple[Collective, ...]:
-    """Returns the sums of the norm of all gradients, of which ranks of data may have parts."""
+    """Returns the sums for the norm of all gradients, which may be sharded over the data axis."""
     axes = (*(("data",) if rank.num_parts > 1 else ()), "x", "y", "z", "pipe")
     return present([rank.collective("all_reduce", a, 1, FP64, "grad norm") for a in axes])
 

@@ -1,4 +1,4 @@
-"""The products of a Linear in forward and backward, and what its ranks exchange for them."""
+"""The products of a Linear in forward and backward, and the collectives of its ranks."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def linear_backward(
     n, k = linear.n // rank.size[r], linear.k // rank.size[s]
     kept = not rank.options.reshard_after_forward and rank.options.overlap is None
     regather = rank.options.sharded and not rank.options.save_gathered
-    # A weight gradient that is computed apart from backward gathers dy once more.
+    # A weight gradient that is deferred gathers dy once more.
     before = _gather_rows(rank, s, n) if rank.defers else ()
     after = rank.collective(rank.sums, r, rank.m * k, rank.width, "activations")
     dgrad = Task(

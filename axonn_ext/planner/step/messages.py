@@ -1,4 +1,4 @@
-"""What the stages of a pipeline send to each other."""
+"""The messages that the stages of a pipeline send to each other."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def messages(rank: Rank) -> tuple[Collective, ...]:
 
 
 def received(rank: Rank, what: str) -> tuple[Task, ...]:
-    """Returns the gathers of received messages of which each rank of x has a part.
+    """Returns the gathers of received messages that are split over x.
 
     what: "activations" or "gradients".
     """

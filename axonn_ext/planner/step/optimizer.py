@@ -1,4 +1,4 @@
-"""The optimizer's step: what it reads and writes, what crosses to the host, and what ZeRO sends.
+"""The optimizer's step: its memory traffic, its transfers to the host, and ZeRO's collectives.
 
 The optimizer is axonn_ext.optim.AdamW. With ZeRO or offload, it updates bucket by bucket.
 """
@@ -16,8 +16,8 @@ from axonn_ext.spec.buckets import BucketSizes
 def bucket_sums(rank: Rank) -> Iterator[Collective]:
     """Yields the sums of ZeRO's buckets: reduce-scatters over data, in the gradients' dtype.
 
-    Buckets of gradients that backward has not summed over other axes are all-reduced over these
-    before, in fp32. Source: axonn_ext/optim/zero/shards.py.
+    Buckets of gradients that backward has not summed over other axes are first all-reduced over
+    these in fp32. Source: axonn_ext/optim/zero/shards.py.
     """
     if rank.num_parts == 1:
         return
@@ -53,15 +53,15 @@ def _update(rank: Rank, numel: int) -> Update:
     """Returns the update of a bucket.
 
     AdamW reads and writes masters and moments in fp32. The gradient is widened and scaled before
-    that on the device, and in the same pass on the host. With ZeRO, the part is written to memory
-    of its own, and the gathered bucket is copied to the parameters.
+    that on the device, and in the same pass on the host. With ZeRO, the shard is written to
+    separate memory, and the gathered bucket is copied to the parameters.
     """
     part, width = numel // rank.num_parts, rank.width
     copied = 2 * numel * width if rank.num_parts > 1 else 0
     gather = rank.collective("all_gather", "data", part, width, "parameters")
     gather = gather if rank.num_parts > 1 else None
     if rank.options.optimizer.offload == "none":
-        # The gradient: read and widened, which fp32 needs not; scaled; read by AdamW.
+        # The gradient: read and widened (unless fp32), scaled, and read by AdamW.
         widened = 0 if width == FP32 else width + FP32
         of_gradient = widened + 2 * FP32 + FP32
         return Update(part * (6 * FP32 + of_gradient + FP32 + width) + copied, 0, 0, gather)

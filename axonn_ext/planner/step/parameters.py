@@ -17,7 +17,7 @@ from axonn_ext.spec.parallel import ROLES
 class Gradient(NamedTuple):
     """The gradient of a parameter.
 
-    axes     over which it must be summed after backward, on any grid
+    axes     the axes over which it must be summed after backward, on any grid
     on_ends  the first and the last stage of a pipeline both hold the parameter
     """
 
@@ -36,8 +36,8 @@ def parameters_by_axes(rank: Rank) -> Iterator[tuple[int, tuple[str, ...]]]:
 class Group(NamedTuple):
     """Gradients that share buckets, because they are summed alike.
 
-    axes      those of several ranks over which they must be summed before data
-    elements  of all of them on a rank, with the gaps that `spec.buckets.aligned` leaves
+    axes      the axes of several ranks over which they must be summed before the data axis
+    elements  their total on a rank, with the gaps that `spec.buckets.aligned` leaves
     """
 
     axes: tuple[str, ...]
@@ -74,7 +74,7 @@ def buckets_of_groups(
 def _gradients(
     model: ModelConfig, grid: GridShape, share: StageShare, sharded: bool
 ) -> Iterator[tuple[list[Gradient], int]]:
-    """Yields gradients in the model's order, and how often these follow each other."""
+    """Yields gradients in the model's order, each list with its number of repetitions."""
     rows = ("x", "z", "data") if sharded else ("z", "data")
     norm = [Gradient(model.hidden_size // grid.y, rows)] * model.traits.norm.num_vectors
     of_heads = ("x", "y", "z", "data") if sharded else ("x", "z", "data")

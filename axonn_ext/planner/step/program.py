@@ -34,8 +34,8 @@ from axonn_ext.planner.step.tasks import Parts, Program, Task
 def make_program(job: Job, stage: int = 0) -> Program:
     """Returns the step of a legal job on a pipe coordinate.
 
-    With overlap, every use of a weight has a gather; the schedule leaves out those of weights that
-    are still held.
+    With overlap, every use of a weight has a gather; the schedule omits those of weights that are
+    still held.
     """
     rank = Rank(job, stage)
     in_buckets = tuple(bucket_sums(rank))
@@ -79,7 +79,7 @@ class Ends(NamedTuple):
 
 
 def ends_of(rank: Rank) -> Ends:
-    """Returns what a rank does in a micro-batch beside the blocks."""
+    """Returns a rank's work in a micro-batch outside the blocks."""
     has_first, has_last = rank.share.has_first, rank.share.has_last
     return Ends(
         (*(embedding_forward(rank) if has_first else ()), *received(rank, "activations")),
@@ -90,6 +90,6 @@ def ends_of(rank: Rank) -> Ends:
 
 
 def has_table(program: Program) -> bool:
-    """Returns whether the program gathers a table over z, that of the embedding or the head."""
+    """Returns whether the program gathers a table over z, the embedding's or the head's."""
     ends = (*program.parts.first_forward, *program.parts.last_forward)
     return any(task.gather is not None for task in ends)

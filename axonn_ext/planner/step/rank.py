@@ -1,7 +1,7 @@
 """A rank of a pipe coordinate: the sizes of its tensors, and the collectives that it issues.
 
 Legend: m rows (tokens) of a (data, z) group in a micro-batch; a Linear [N, K] of role (r, s); Gx
-the size of axis x. The bytes of a collective are those that one rank sends in the algorithm that
+the size of axis x. The bytes of a collective are those that one rank sends with the algorithm that
 sends least. Sources of the volumes: arXiv:2305.13525 and arXiv:2502.08145 (`replicated`);
 docs/architecture.md.
 """
@@ -20,13 +20,13 @@ FP32, FP64 = 4, 8  # the bytes of an element
 class Rank:
     """A rank of one job on a pipe coordinate.
 
-    model      with the vocabulary that it has on the grid
-    share      what its stage has of the model
+    model      the model, with its vocabulary padded for the grid
+    share      its stage's share of the model
     size       axis -> its size
     m          rows; m_x: those of the residual stream; m_y: those of attention, MLP and logits
     width      the bytes of an element of a parameter or activation
     sums       the kind of the collective that sums a product over an axis
-    num_parts  how many ranks of data divide AdamW's state (ZeRO); 1: each has all of it
+    num_parts  how many data ranks shard AdamW's state (ZeRO); 1: each has all of it
     """
 
     def __init__(self, job: Job, stage: int = 0) -> None:
@@ -43,7 +43,7 @@ class Rank:
 
     @property
     def defers(self) -> bool:
-        """Whether weight gradients are computed apart from backward."""
+        """Whether weight gradients are deferred, that is, computed separately from backward."""
         return self.in_stages and self.options.pipeline.defers
 
     def collective(
@@ -65,5 +65,5 @@ class Rank:
 
 
 def present(collectives: Iterable[Collective | None]) -> tuple[Collective, ...]:
-    """Returns those collectives that are issued at all."""
+    """Returns the collectives that are issued, which are not None."""
     return tuple(c for c in collectives if c is not None)

@@ -1,4 +1,4 @@
-"""Says what each stage of a pipeline has of a model."""
+"""Each pipeline stage's share of a model."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from axonn_ext.spec.stages import Stages
 
 
 class StageShare(NamedTuple):
-    """What one pipe coordinate has, all of its virtual stages together.
+    """The share of one pipe coordinate, all its virtual stages together.
 
-    num_layers       its blocks
+    num_layers       its number of blocks
     has_first        whether the embedding is there
     has_last         whether the last norm, the head and the loss are there
     forward_sends    the activations that it sends for each micro-batch

@@ -15,13 +15,13 @@ class Collective(NamedTuple):
     kind: str  # "all_gather", "reduce_scatter", "all_reduce" or, between two stages, "send"
     num_bytes: int
     what: str  # "activations", "weights", "gradients", "norm", "loss", "grad norm", "order" or
-    # "parameters", which ZeRO's ranks give each other
+    # "parameters", which ZeRO's ranks all-gather
 
 
 class Matmul(NamedTuple):
     """The product [m, k] @ [k, n].
 
-    Its layout is in BLAS's letters: NT in forward, NN for dgrad, TN for wgrad.
+    Its layout is in BLAS notation: NT in forward, NN for dgrad, TN for wgrad.
     """
 
     m: int
@@ -37,7 +37,7 @@ class Matmul(NamedTuple):
 class Scores(NamedTuple):
     """Causal scaled dot products of whole sequences.
 
-    flops: all operations, of which a causal mask leaves half of those of whole squares.
+    flops: all operations that a causal mask leaves, half of those of full squares.
     """
 
     flops: int
@@ -78,10 +78,10 @@ class Parts(NamedTuple):
     """The parts of a micro-batch.
 
     They are the embedding, one block, the norm with head and loss, and the backward passes of
-    these. Of a block there are two: that of a block whose activations were kept, or all but those
-    of its attention, and that of one which is computed again as a whole, which comes first in it.
-    Where a stage has no embedding or head, these parts have only what the stage does with messages
-    that it receives.
+    these. A block has two backward passes: one for blocks whose activations were kept, perhaps
+    without those of attention, and one for blocks recomputed as a whole, which begins with the
+    recomputation. If a stage has no embedding or head, these parts only handle the messages that it
+    receives.
     """
 
     first_forward: tuple[Task, ...]
@@ -99,10 +99,10 @@ class Parts(NamedTuple):
 
 
 class Update(NamedTuple):
-    """The update of what a rank keeps of a bucket.
+    """The update of a rank's part of a bucket.
 
-    device_bytes  what is read and written on the device
-    host_bytes    what is read and written on the host
+    device_bytes  the bytes read and written on the device
+    host_bytes    the bytes read and written on the host
     crossing      the bytes that go to the host, and as many come back
     gather        gives the new parameters to the other ranks of data
     """
@@ -116,8 +116,8 @@ class Update(NamedTuple):
 class OptimizerWork(NamedTuple):
     """What clipping and the optimizer do in a step.
 
-    num_bytes  what they read and write on the device before the first bucket
-    updates    of the buckets, in their order; none if everything is updated at once
+    num_bytes  the bytes that they read and write on the device before the first bucket
+    updates    the buckets' updates, in order; none if everything is updated at once
     """
 
     num_bytes: int
@@ -132,12 +132,12 @@ class OptimizerWork(NamedTuple):
 class Program(NamedTuple):
     """The step of one rank.
 
-    The parts run num_micro_batches times, with those of a block num_layers times in each, of which
-    as many are recomputed as `recomputation` says. Messages to other stages go out beside them. The
-    rest follows after the last micro-batch.
+    The parts run num_micro_batches times, those of a block num_layers times in each;
+    `recomputation` says how many blocks are recomputed. Messages to other stages are sent
+    alongside. The rest follows after the last micro-batch.
 
     messages       for each micro-batch
-    sums_in_each   the sums of gradients for each micro-batch, beside or after its backward (zero=2)
+    sums_in_each   the sums of gradients for each micro-batch, during or after its backward (zero=2)
     gradient_sums  once per step
     norm_sums      once per step, after all gradients are complete: the gradients' norm, and in a
                    pipeline the loss
@@ -154,7 +154,7 @@ class Program(NamedTuple):
     optimizer: OptimizerWork
 
     def micro_batch(self) -> Iterator[tuple[tuple[Task, ...], int]]:
-        """Yields the parts of one micro-batch, and how often it runs each."""
+        """Yields the parts of one micro-batch, and how often each runs."""
         layers = self.num_layers
         again = self.recomputation.num_blocks(layers)
         yield from zip(self.parts, (1, layers, 1, 1, layers - again, again, 1), strict=True)

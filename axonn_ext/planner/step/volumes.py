@@ -14,7 +14,7 @@ from axonn_ext.planner.step.tasks import Collective, Program
 def most_bytes_by_axis(job: Job) -> dict[str, int]:
     """Returns, for each axis of several ranks, the bytes that a rank sends along it in a step.
 
-    If stages send different numbers, it is the largest one of each axis.
+    If stages send different numbers, the largest one of each axis counts.
     """
     most: dict[str, int] = {}
     first_of_its_kind = {share: stage for stage, share in reversed([*enumerate(shares_of(job))])}
@@ -27,8 +27,8 @@ def most_bytes_by_axis(job: Job) -> dict[str, int]:
 def bytes_by_axis(program: Program) -> dict[str, int]:
     """Returns the bytes that a rank sends along each axis of several ranks in a step.
 
-    Between stages, activations, their gradients and sums count. What a pipeline says besides (the
-    form of its first messages, decisions of message_driven, and totals of all ranks) does not.
+    Between stages, activations, their gradients and sums count. Other pipeline traffic (the shapes
+    of first messages, decisions of message_driven, and totals of all ranks) does not.
     """
     total: Counter[str] = Counter()
     for c, times in all_collectives(program):

@@ -1,1 +1,1 @@
-"""Starts processes, one for each rank, and watches them until the last has ended."""
+"""Starts one process per rank, and watches them until the last has ended."""

@@ -1,7 +1,7 @@
-"""A name for this start of a job, which all its ranks know and no earlier start had.
+"""A name for this start of a job, common to its ranks and different from earlier starts.
 
-When torchrun starts a job again, its store still has the keys that the ranks of the last start have
-set. So the ranks agree on a prefix for theirs before they set any.
+When torchrun restarts a job, its store still has the keys set by the ranks of the last start. So
+the ranks agree on a prefix for their keys before they set any.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ _OVER = "over"
 def name_of_start(store: Store, process: Process, timeout_s: float) -> str:
     """Returns the name on every rank: a number that counts starts of this many ranks.
 
-    The processes of an earlier start must have ended. They may have left the last number half way.
-    A rank whose earlier process has used that number opens the next one, and sends on the ranks
-    that wait there. If none has, all ranks come in one round and confirm it in a second: a process
-    that has ended cannot confirm, so all that confirm belong to this start. A rank uses the store
-    as often whatever the number of ranks.
+    The processes of an earlier start must have ended, possibly while agreeing on the last number.
+    A rank whose earlier process has used that number opens the next one, and sends the ranks that
+    wait there on to it. If none has, all ranks come in one round and confirm it in a second: a
+    process that has ended cannot confirm, so all that confirm belong to this start. The number of
+    store operations per rank does not depend on the number of ranks.
 
-    Raises TimeoutError, which says which ranks did not come.
+    Raises TimeoutError, which names the ranks that did not come.
     """
     deadline = time.monotonic() + timeout_s
     here = PrefixStore(f"start/{process.world_size}", store)
@@ -48,7 +48,7 @@ def name_of_start(store: Store, process: Process, timeout_s: float) -> str:
 
 
 def _all_say(store: Store, word: str, process: Process, deadline: float) -> bool:
-    """Returns True once all ranks say the word, or False once the start is known to be over."""
+    """Returns True once all ranks have said the word, False if the start turns out to be over."""
     if store.add(f"{word}/all", 1) == process.world_size:
         store.compare_set(word, "", word)
     left = max(0.001, deadline - time.monotonic())  # c10d waits for ever for 0 s

@@ -1,6 +1,7 @@
-"""Reaches all ranks at once: each waits in the store for the next ring, and asks for nothing else.
+"""Reaches all ranks at once: each waits in the store for the next ring, and polls nothing.
 
-So an idle rank costs the store nothing, and a ring costs each rank as much whatever their number.
+So an idle rank costs the store nothing, and the cost of a ring per rank does not depend on their
+number.
 """
 
 from __future__ import annotations
@@ -18,15 +19,15 @@ from torch.distributed import FileStore, PrefixStore, Store
 from axonn_ext.ranks.launch.place import Process
 from axonn_ext.ranks.stores import comes, read
 
-LEAVE_SECONDS = 2.0  # how long leaving may take where the store does not answer
+LEAVE_SECONDS = 2.0  # how long leaving may take if the store does not answer
 _POLL_SECONDS = 0.25  # a FileStore would look for a key every 10 ms while it waits
-_WAIT = timedelta(hours=12)  # of one question; c10d prints a warning when its time is up
+_WAIT = timedelta(hours=12)  # for one wait; c10d prints a warning when it times out
 _LEFT = "left"  # the topic of a rank that wakes its own thread
 
 
 @dataclass(frozen=True)
 class Ring:
-    """A ring and its text. store: the client of the bell's thread, for use in that thread only."""
+    """A ring and its text. store: the client of the bell's thread, for use only in that thread."""
 
     number: int
     text: str
@@ -34,10 +35,10 @@ class Ring:
 
 
 class Bell:
-    """Calls functions on every rank when a rank rings, while it is entered, as all ranks must.
+    """Calls functions on every rank when a rank rings. All ranks must enter it as a context.
 
     Rings are numbered. A ring and its text are one key, set by one operation, so a rank that dies
-    while it rings leaves no gap behind which later rings are not heard.
+    while it rings leaves no gap that would hide later rings.
 
     store: a client for short operations of any thread; the main thread may wait in its own.
     """
@@ -49,7 +50,7 @@ class Bell:
         self._polls = isinstance(_innermost(store), FileStore)
         self._hears: dict[str, Callable[[Ring], None]] = {}
         self._next = 0
-        self._first: dict[str, int] = {}  # the ring that was the first for a topic
+        self._first: dict[str, int] = {}  # the number of each topic's first ring
         self._left = threading.Event()
         self._thread = threading.Thread(target=self._listen, name="bell", daemon=True)
 
@@ -71,13 +72,13 @@ class Bell:
         self._thread.join(LEAVE_SECONDS)
 
     def hears(self, topic: str, function: Callable[[Ring], None]) -> None:
-        """Lets the bell's thread call `function`, which must return soon, at a ring for `topic`."""
+        """Makes the bell's thread call `function`, which must return soon, on rings for `topic`."""
         self._hears[topic] = function
 
     def ring(self, topic: str, text: str, *, since: int | None = None) -> None:
-        """Rings, from any thread, unless a ring for the topic has that number or a later one.
+        """Rings, from any thread, unless there is a ring for the topic numbered `since` or later.
 
-        since: default any number.
+        since: default: unless there is any ring for the topic.
 
         Raises: DistError if the process that serves the store has ended.
         """
@@ -105,7 +106,7 @@ class Bell:
                     self._hears[topic](ring)
 
     def _wake_itself(self, patience: float) -> None:
-        """Ends the wait of the thread: the last rank that leaves rings for all."""
+        """Ends the thread's wait: the last rank to leave rings for all."""
         with suppress(RuntimeError):
             if self.store.add("bell/left", 1) < self._world_size:
                 self._thread.join(patience)

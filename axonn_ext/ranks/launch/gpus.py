@@ -1,7 +1,7 @@
 """Which GPU a rank takes, and whether ranks of its host share GPUs.
 
-Ranks share a GPU only if they see the same UUID. How many GPUs each sees says nothing: with
-`srun --gpus-per-task=1`, every rank sees a GPU of its own as number 0.
+Ranks share a GPU only if they see the same UUID. The number of GPUs each sees tells nothing: with
+`srun --gpus-per-task=1`, every rank sees a different GPU as number 0.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from axonn_ext.terminal.errors import MeetingError
 def take_gpu(store: Store, process: Process) -> None:
     """Makes this rank's GPU the current one, and lets NCCL accept ranks that share one.
 
-    Call it before NCCL starts, on all ranks. Raises what `shares_gpus` raises.
+    Call it before NCCL starts, on all ranks. Raises the errors of `shares_gpus`.
     """
     index = gpu_index(process, torch.cuda.device_count())
     torch.cuda.set_device(index)

@@ -31,10 +31,10 @@ SIGNAL_HINTS: dict[int, str] = {
     signal.SIGSEGV: "; please report this with the command that was run",
 }
 ENDING_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
-NO_READER = signal.SIGPIPE  # what a rank sends that cannot print, which nobody ignores here
+NO_READER = signal.SIGPIPE  # sent by a rank that cannot print; nobody ignores it here
 LOOK_SECONDS = 0.1
-END_SECONDS = 30.0  # in which a rank may end after a signal
-GPU_DRIVERS = ("/dev/nvidia-uvm", "/dev/kfd")  # files that CUDA and ROCm have open
+END_SECONDS = 30.0  # how long a rank may take to end after a signal
+GPU_DRIVERS = ("/dev/nvidia-uvm", "/dev/kfd")  # files that CUDA and ROCm keep open
 _Handler = Callable[[int, FrameType | None], Any] | int | None  # of a signal
 
 
@@ -46,7 +46,7 @@ def launch(
     They are forks of this process, so that a host reads the files of Python and torch once, not
     once per rank. The processes write to this terminal. When one fails, the others are ended.
 
-    forwarded: signals that the processes get, and that do not end the job otherwise.
+    forwarded: signals that are passed on to the processes and do not end the job here.
 
     Raises:
         WorkerUserError: the processes ended with exit status 2, after printing why.
@@ -59,7 +59,7 @@ def launch(
     ranks: list[ForkProcess] = []
     heard: list[int] = []
     with (
-        tempfile.TemporaryDirectory(prefix="axonn_ext_") as folder,  # for this user alone
+        tempfile.TemporaryDirectory(prefix="axonn_ext_") as folder,  # only this user can enter it
         _hearing(heard, forwarded) as handlers,
     ):
         store = Path(folder) / "store"
@@ -69,8 +69,8 @@ def launch(
             failed = _first_failures(ranks, heard, forwarded)
             _end(ranks, [signal.SIGTERM], heard)
         except _Ended as ended:
-            # All are stopped first, so that none sees, and says, that another has ended.
-            no_reader = ended.signal == NO_READER  # which processes of Python ignore
+            # All are stopped first, so that none notices and reports that another has ended.
+            no_reader = ended.signal == NO_READER  # Python processes ignore it
             sent = [signal.SIGKILL] if no_reader else [ended.signal, signal.SIGCONT]
             _end(ranks, [signal.SIGSTOP, *sent], heard)
             if ended.signal == signal.SIGINT:
@@ -95,10 +95,10 @@ class _Ended(Exception):
 def _hearing(
     heard: list[int], forwarded: Sequence[signal.Signals]
 ) -> Iterator[dict[int, _Handler]]:
-    """Adds signals to `heard` as they come. Gives the handlers that this process had before.
+    """Adds signals to `heard` as they come. Yields the handlers that this process had before.
 
-    One that this process ignores, as SIGHUP behind nohup, ends no job, and is not heard unless it
-    is forwarded, or NO_READER. The ends of processes are not ignored here, or their statuses would
+    A signal that this process ignores, such as SIGHUP under nohup, does not end the job, and is not
+    heard unless it is forwarded, or NO_READER. SIGCHLD is not ignored here, or exit statuses would
     be lost.
     """
 
@@ -159,11 +159,11 @@ def _be_rank(
     mask: Iterable[int],
     num_threads: int,
 ) -> NoReturn:
-    """Runs the command in a fork of the launcher, which is a session of its own.
+    """Runs the command in a fork of the launcher, in a new session.
 
-    Its standard input is empty, and it ends without the destructors of C++.
+    Its standard input is empty, and it ends without running C++ destructors.
 
-    num_threads: the threads of the launcher that Python has started.
+    num_threads: the number of the launcher's threads that Python has started.
     """
     os.setsid()
     for number, handler in handlers.items():
@@ -178,11 +178,11 @@ def _be_rank(
 
 
 def _is_whole(num_threads: int) -> bool:
-    """Whether this fork can do what a new process can.
+    """Whether this fork can do everything that a new process can.
 
-    It cannot use GPUs if its parent has, nor OpenMP if its parent has a pool of threads. OpenBLAS
-    ends its threads before a fork. Python's own threads are no obstacle as long as they hold no
-    lock that a rank needs; the only one in a launcher keeps the claim of the run's folder.
+    It cannot use GPUs if its parent has, nor OpenMP if its parent has a thread pool. OpenBLAS ends
+    its threads before a fork. Python's own threads are no obstacle as long as they hold no lock
+    that a rank needs; the only one in a launcher keeps the claim of the run's folder.
     """
     try:
         threads = os.listdir(f"/proc/{os.getppid()}/task")
@@ -198,7 +198,7 @@ def _first_failures(
 ) -> dict[int, ForkProcess]:
     """Waits until one has failed or all have ended; returns those that have failed, by rank.
 
-    Meanwhile it passes signals on. Raises _Ended for one that ends the job.
+    Forwards signals in the meantime. Raises _Ended for one that ends the job.
     """
     while True:
         while heard:
@@ -215,12 +215,12 @@ def _first_failures(
 
 
 def _end(ranks: Sequence[ForkProcess], signals: Sequence[int], heard: list[int]) -> None:
-    """Sends each signal to all that run, and to what they have started.
+    """Sends each signal to all running ranks, and to the processes they have started.
 
-    Waits until they have ended, for END_SECONDS, or until the user sends another signal.
+    Waits until they have ended, for at most END_SECONDS, or until the user sends another signal.
     """
     heard.clear()
-    running = _running(ranks)  # none is waited for below, so that no pid is another's by then
+    running = _running(ranks)  # none is reaped below, so no pid can be reused by then
     for number in signals:
         for rank in running:
             if not _send(os.killpg, rank, number):  # it is about to make its group
@@ -244,7 +244,7 @@ def _running(ranks: Sequence[ForkProcess]) -> list[ForkProcess]:
 
 
 def _failure(failed: Mapping[int, ForkProcess], num_processes: int) -> Exception:
-    """Returns the exception for the failure that is taken for the first."""
+    """Returns the exception for the failure that is considered the first."""
     statuses = {rank: process.exitcode or 0 for rank, process in failed.items()}
     if USER_ERROR_STATUS in statuses.values():
         return WorkerUserError()
@@ -266,7 +266,7 @@ def _failure(failed: Mapping[int, ForkProcess], num_processes: int) -> Exception
 
 
 def _blame(status: int) -> int:
-    """Returns a sort key: the failure with the smallest one is taken for the first.
+    """Returns a sort key: the failure with the smallest one is considered the first.
 
     The keys are 0 for a signal, 1 for an error and 2 for a process that the job itself ended. A
     process that is killed from outside makes its peers fail, sometimes before the launcher looks,

@@ -1,4 +1,4 @@
-"""Raises the limits of this machine for a process before anything is started."""
+"""Raises a process's limits on this machine before anything is started."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from contextlib import suppress
 
 from axonn_ext.terminal.errors import UserError
 
-# The files of a process that do not depend on the number of ranks, rounded up; and for each rank of
-# the job: the least, of the process that serves the store (one connection of a rank's main thread,
-# two of its bell), and the most, of a rank whose groups over gloo have all ranks.
+# Open files of a process: those that do not depend on the number of ranks, rounded up; per rank of
+# the job, the least, in the process that serves the store (one connection of a rank's main thread,
+# two of its bell); and the most, in a rank whose gloo groups contain all ranks.
 OPEN_FILES, LEAST_OF_A_RANK, MOST_OF_A_RANK = 64, 3, 8
 
 
@@ -19,7 +19,7 @@ def allow_open_files(num_ranks: int, *, serves: bool, agent: int | None = None) 
     serves: whether this process, or one on its host, serves the store. agent: the process that has
         started this one, if it is torchrun; it may serve the store, and gets the same limit.
 
-    Raises: UserError where the machine of the store does not allow what it needs at least.
+    Raises: UserError if the store's machine does not allow the number needed at least.
     """
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     needed = OPEN_FILES + LEAST_OF_A_RANK * num_ranks

@@ -1,4 +1,4 @@
-"""Finds out, before gloo spends minutes on it, whether ranks can connect to each other."""
+"""Checks whether ranks can connect to each other, before gloo spends minutes finding out."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from axonn_ext.ranks.stores import comes
 from axonn_ext.spec import settings
 from axonn_ext.terminal.errors import MeetingError
 
-_MOST_SECONDS = 30.0  # in which a connection is made, or is not
+_MOST_SECONDS = 30.0  # after which a connection attempt fails
 _SIOCGIFADDR = 0x8915  # from linux/sockios.h
 
 
 def check_connections(store: Store, process: Process) -> None:
     """Connects each rank to the next one, at the address that gloo will use. All ranks call it.
 
-    A rank uses the store as often whatever the number of ranks.
+    The number of store operations per rank does not depend on the number of ranks.
 
-    Raises: MeetingError, on every rank, that names the first rank that cannot be reached, or that
-        lacks an interface, with its address and what to set; or if ranks do not come within
+    Raises: MeetingError, on every rank, naming the first rank that cannot be reached or lacks an
+        interface, with its address and the variable to set; or if ranks do not come within
         AXONN_TIMEOUT_SECONDS.
     """
     timeout = settings.load().timeout_seconds
@@ -61,7 +61,7 @@ def _try(store: Store, process: Process, patience: timedelta, seconds: float) ->
         return f"no word of rank {peer} after {patience.total_seconds():g} s"
     where, host, advice = json.loads(store.get(f"network/{peer}"))
     if where is None:
-        return ""  # it says why, or it cannot be tried
+        return ""  # it reports why, or there is nothing to try
     try:
         socket.create_connection((where[0], where[1]), timeout=seconds).close()
     except OSError as error:
@@ -74,9 +74,9 @@ def _try(store: Store, process: Process, patience: timedelta, seconds: float) ->
 
 
 def _listen() -> socket.socket | None:
-    """Listens where gloo does: on its interface, else where the host name leads, else on loopback.
+    """Listens where gloo does: on its interface, else at the host name's address, else on loopback.
 
-    Returns None for an interface without an IPv4 address, which is not tried. Raises OSError for
+    Returns None for an interface without an IPv4 address, which is not tested. Raises OSError for
     one that does not exist.
     """
     if names := settings.gloo_interfaces():
@@ -95,7 +95,7 @@ def _listen() -> socket.socket | None:
 
 
 def advice() -> str:
-    """Returns what to set on this host where other ranks do not reach it."""
+    """Returns what to set on this host if other ranks cannot reach it."""
     names = [name for _, name in socket.if_nameindex()]
     found = [f"{name} ({address})" for name in names if (address := address_of(name))]
     by_name = "gloo listens at the address that the host name resolves to: "

@@ -1,7 +1,7 @@
-"""The order of hosts in rank order, so that neighbours along an axis are neighbours in the network.
+"""Orders hosts by rank so that neighbours along an axis are neighbours in the network.
 
 torchrun sorts hosts as text: gpu1, gpu10, gpu2. Rank 0 serves the store and stays rank 0. So the
-others follow its host in the order that is asked for, as on a ring.
+other hosts follow its host in the requested order, as on a ring.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from axonn_ext.spec.files.files import FileError, read_text
 from axonn_ext.terminal.errors import MeetingError, UserError
 
 NATURAL = "natural"  # gpu1, gpu2, gpu10
-Place = tuple[tuple[str, ...], int]  # parts of the network, the largest first; and a number
+Place = tuple[tuple[str, ...], int]  # parts of the network, largest first; and a number
 
 
 def in_rank_order(store: Store, process: Process, rank_order: str, *, host: str) -> Process:
-    """Returns the place of this process once hosts are in order. All ranks call it.
+    """Returns the place of this process after hosts are ordered. All ranks call it.
 
     rank_order: NATURAL, or a file that `read_order` reads on rank 0. host: the name of this host.
 
@@ -51,8 +51,8 @@ def in_rank_order(store: Store, process: Process, rank_order: str, *, host: str)
 def order_of(places: Sequence[Place]) -> list[int]:
     """Returns the indices of the hosts in their new order, which begins with host 0.
 
-    Hosts of one part of the network stay together. Within the part that host 0 is in, it comes
-    first; hosts follow by number, from that of host 0 on.
+    Hosts of one part of the network stay together. Host 0 comes first within its part; the others
+    follow by number, starting from its number and wrapping around.
     """
     parts_of_0, number_of_0 = places[0]
     most = 1 + max(number for _, number in places)
@@ -69,11 +69,11 @@ def order_of(places: Sequence[Place]) -> list[int]:
 
 
 def read_order(path: Path, hosts: Sequence[str]) -> list[Place]:
-    """Returns the place of each host, as a file says that has a line for each.
+    """Returns the place of each host from a file that has a line for each.
 
-    A line is a host's name, and may name the part of the network that it is in, like `spine1/leaf7`
-    or an NVLink domain. Hosts of one part are neighbours; there, and without parts, the order is
-    that of the lines. `#` begins a comment.
+    A line is a host's name, optionally followed by its part of the network, like `spine1/leaf7` or
+    an NVLink domain. Hosts of one part are neighbours; within a part, and without parts, the order
+    is that of the lines. `#` begins a comment.
 
     Raises: UserError, with the line, for a line of another form, or a host that has no line.
     """
@@ -87,7 +87,7 @@ def read_order(path: Path, hosts: Sequence[str]) -> list[Place]:
         if not words:
             continue
         if len(words) > 2 or words[0] in places:
-            what = "a host that no line before has" if len(words) < 3 else "HOST or HOST PART/PART"
+            what = "a host not yet listed" if len(words) < 3 else "HOST or HOST PART/PART"
             raise UserError(f"--rank-order {path}:{number}: expected {what}, got {clipped(line)!r}")
         places[words[0]] = (tuple(words[1].split("/")) if words[1:] else (), number)
     depths = {len(parts) for parts, _ in places.values()}
@@ -105,7 +105,7 @@ def natural(text: str) -> list[tuple[bool, int, str]]:
 
 
 def _place_of(host: str, places: dict[str, Place], path: Path) -> Place:
-    """Returns the place of a host by its name, or by its name without its domain."""
+    """Returns the place of a host by its name, with or without its domain."""
     found = places.get(host, places.get(host.partition(".")[0]))
     if found is None:
         raise UserError(f"--rank-order {path}: expected a line for each host, got none for {host}")

@@ -1,4 +1,4 @@
-"""Ends a process together with the one that has started it."""
+"""Ends a process together with the one that started it."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ _LOOK_SECONDS = 0.5
 
 
 def end_with(parent: int, *, launcher: int | None = None) -> None:
-    """Makes this process end, by SIGKILL, when its parent does, which may already have happened.
+    """Makes this process end, by SIGKILL, when its parent ends or if it already has.
 
-    Linux sends the signal. It means the end of the thread that has started this process, and
-    forgets it where this process becomes another program; so a thread looks, too.
+    Linux sends the signal when the thread that started this process ends, but forgets the request
+    if this process executes another program; so a thread checks, too.
 
-    parent: the id of the process that has started this one. launcher: that of the job's, if it is
-    known; while it is alive, a process that one of its ranks has started ends with that rank.
+    parent: the id of the process that started this one. launcher: the id of the job's launcher, if
+    known; while it is alive, a process started by one of its ranks ends with that rank.
     """
     if launcher is not None and not _is_alive(launcher):
         os.kill(os.getpid(), signal.SIGKILL)

@@ -19,7 +19,7 @@ class Process:
     def of(cls, launch: LaunchEnvironment) -> Process:
         """Returns the place that a launcher gave a process.
 
-        Raises: SettingsError where hosts have different numbers of ranks, or not ranks in a row.
+        Raises: SettingsError if hosts have different numbers of ranks, or not consecutive ones.
         """
         rank, local, here = launch.rank, launch.local_rank, launch.local_world_size
         if launch.world_size % here or rank % here != local:
@@ -34,5 +34,5 @@ class Process:
 
     @property
     def is_first_of_host(self) -> bool:
-        """Whether it stands for its host: of ranks in a row, one is a multiple of their number."""
+        """Whether this is the first rank on its host: a multiple of the number of ranks there."""
         return self.rank % self.local_world_size == 0

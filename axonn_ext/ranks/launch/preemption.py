@@ -1,4 +1,4 @@
-"""Lets a job that is told to end save what it has: all ranks end after the same step.
+"""Lets a job that is told to end save a checkpoint: all ranks end after the same step.
 
 Slurm sends SIGTERM, or a signal that the user chose, before it takes a job's machines away.
 """
@@ -22,21 +22,21 @@ from axonn_ext.ranks.meeting import name_ranks
 from axonn_ext.ranks.stores import absent, comes
 
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
-AGREE_SECONDS = 2.0  # within which all ranks must answer, and
-AGREE_SECONDS_PER_RANK = 2e-4  # three times what the one store needs to serve each (calculated)
-SAVE_SECONDS = 20.0  # within which the process must have ended, from the signal on
+AGREE_SECONDS = 2.0  # all ranks must answer within this time, plus
+AGREE_SECONDS_PER_RANK = 2e-4  # three times what the store needs to serve one rank (calculated)
+SAVE_SECONDS = 20.0  # the process must have ended this long after the signal
 _TOPIC = "end"
 _ANSWERS, _AGREED, _LAST_STEP = "end/answers", "end/agreed", "end/last_step"
 _YES, _NO = "yes", "no"
 
 
 class Preemption:
-    """Answers the SIGNALS while it is entered, which all ranks must do, inside the bell.
+    """Answers the SIGNALS. All ranks must enter it as a context, inside the bell.
 
-    `hear` tells it of a signal of this rank; the bell, of those of other ranks. If all ranks answer
-    in time, `due` returns True on all of them after the same step. If one does not, or if the
-    process is still there SAVE_SECONDS later, it ends the process at once, with status 1, whatever
-    the main thread and the store do: they may wait for a peer that will never come.
+    `hear` passes it a signal of this rank; the bell, those of other ranks. If all ranks answer in
+    time, `due` returns True on all of them after the same step. If one does not, or if the process
+    is still running SAVE_SECONDS later, it ends the process at once, with status 1, whatever the
+    main thread and the store do: they may wait for a peer that will never come.
 
     store: that of the main thread. say: shows a line to the user, on rank 0.
     """
@@ -72,21 +72,21 @@ class Preemption:
                 self._timer.cancel()
 
     def hear(self, number: signal.Signals) -> None:
-        """Tells it, from any thread, that this rank got one of the SIGNALS."""
+        """Notes, from any thread, that this rank got one of the SIGNALS."""
         if not self._starts(number.name):
-            return  # it is known
+            return  # already known
         try:
             self._bell.ring(_TOPIC, number.name)
         except RuntimeError as error:  # the store is gone: peers may be, too
             self._stop_at_once(f"cannot agree with the other ranks: {error}")
 
     def due(self, step: int) -> bool:
-        """Returns whether the job is to end after this step; the same on all ranks.
+        """Returns whether the job must end after this step; the same on all ranks.
 
         All ranks must call it after each step, and no rank may end a step that another rank has
-        not begun. Rank 0 names the step after the one that it has ended: no other rank has ended
-        that, so that all read the name in time. It does so once all have answered, and until a
-        rank has answered, it does not use the store.
+        not begun. Once all ranks have answered, rank 0 chooses the step after the one that it has
+        ended: no other rank has ended that one, so all read the choice in time. A rank does not use
+        the store here before it has answered.
         """
         if not self._answered.is_set():
             return False
@@ -97,13 +97,13 @@ class Preemption:
         return self._store.check([_LAST_STEP]) and step >= int(self._store.get(_LAST_STEP))
 
     def _starts(self, name: str) -> bool:
-        """Starts the time in which the process must end; returns whether it had not begun."""
+        """Starts the timer for the end of the process; returns whether it was not yet running."""
         with self._lock:
             if self._timer is not None or self._left.is_set():
                 return False
             why = (
-                f"{name}: no step ended and was saved within {SAVE_SECONDS:g} s; the checkpoints "
-                "before are as they were"
+                f"{name}: no step ended and was saved within {SAVE_SECONDS:g} s; earlier "
+                "checkpoints are unchanged"
             )
             self._timer = threading.Timer(SAVE_SECONDS, self._stop_at_once, [why])
             self._timer.daemon = True
@@ -127,19 +127,19 @@ class Preemption:
             self._tell(f"{ring.text}: saving after the step that is under way")
         else:
             who = name_ranks(late) if late else "a rank in time"
-            self._stop_at_once(f"{ring.text}: no answer of {who}; nothing is saved")
+            self._stop_at_once(f"{ring.text}: no answer from {who}; nothing is saved")
 
     def _all_answer(self, store: Store) -> bool:
         """Returns whether all ranks answer in time: the same on all ranks that do.
 
-        The last to answer agrees for all, and the first whose time is up refuses for all.
+        The last to answer agrees for all; the first whose time is up refuses for all.
         """
         size = self._process.world_size
         store.set(_key(self._process.rank), "")
         is_last = store.add(_ANSWERS, 1) == size
         patience = AGREE_SECONDS + AGREE_SECONDS_PER_RANK * size
         if self._process.rank > 0:
-            patience *= 2  # so that rank 0, which has a voice, is the one that refuses
+            patience *= 2  # so that rank 0, which can print, is the one that refuses
         if not is_last:
             comes(store, [_AGREED], timedelta(seconds=patience))
         return store.compare_set(_AGREED, "", _YES if is_last else _NO).decode() == _YES

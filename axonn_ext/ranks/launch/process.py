@@ -46,19 +46,19 @@ _MEETING = "checked"
 def this_process() -> Process | None:
     """Returns the place that torchrun or Slurm gave this process; None if neither started it.
 
-    Raises what `Process.of` raises.
+    Raises the errors of `Process.of`.
     """
     launch = settings.launch_environment()
     return None if launch is None else Process.of(launch)
 
 
 def open_store(process: Process, seconds: float | None = None) -> Store:
-    """Opens the store in which all ranks meet, or a new one for a process that is alone.
+    """Opens the store in which all ranks meet, or a new one for a single process.
 
-    seconds: how long to wait for the other ranks; default as long as for a peer inside an op.
+    seconds: how long to wait for the other ranks; default: as long as for a peer inside an op.
 
-    Raises: MeetingError where the environment does not say where the store is, or where the ranks
-        cannot connect to it.
+    Raises: MeetingError if the environment does not say where the store is, or if the ranks cannot
+        connect to it.
     """
     launch = settings.launch_environment()
     by_torchrun = launch is not None and launch.by_agent and not launch.by_us
@@ -85,7 +85,7 @@ def open_store(process: Process, seconds: float | None = None) -> Store:
 def _shared_store(process: Process, timeout: timedelta) -> Store:
     """Opens the file that `axonn-ext` made for its processes, or the store at MASTER_ADDR.
 
-    torchrun serves that one, or else rank 0.
+    The latter is served by torchrun, or else by rank 0.
     """
     launch = settings.launch_environment()
     if launch is None or not launch.master_addr:
@@ -103,7 +103,7 @@ def _shared_store(process: Process, timeout: timedelta) -> Store:
 def say_farewell(process: Process) -> None:
     """Tells the peers that this rank stops, and waits a little for their own reports."""
     deadline = time.monotonic() + FAREWELL_SECONDS
-    # Where nobody serves the store, c10d would print long errors. Rank 0 may serve it itself.
+    # If nobody serves the store, c10d would print long errors. Rank 0 may serve it itself.
     if process.rank != 0 and not _is_served(deadline):
         return
     try:
@@ -138,13 +138,13 @@ def _is_served(deadline: float) -> bool:
 
 
 def meet(store: Store, process: Process, values: Callable[[], Mapping[str, str]] = dict) -> None:
-    """Waits until every rank has passed its checks, and compares what must be equal on all ranks.
+    """Waits until every rank has passed its checks, and compares values that must be equal.
 
-    values: returns it, by names that a message can show; versions and settings are added. It is
+    values: returns them, by names that a message can show; versions and settings are added. It is
         called only if there are several ranks.
 
-    Raises: UserError, on every rank, that names the values that differ and the ranks that have
-        them; UserError if another rank has not passed its checks, or does not come.
+    Raises: UserError, on every rank, naming the values that differ and the ranks that have them;
+        UserError if another rank has not passed its checks, or does not come.
     """
     if process.world_size == 1:
         return
@@ -175,7 +175,7 @@ def plan_values(command: str, plan: DataclassInstance) -> dict[str, str]:
 
 @contextmanager
 def checking(process: Process | None, store: Store | None) -> Iterator[None]:
-    """Must enclose checks between `open_store` and `meet`: peers that wait there hear of a mistake.
+    """Must enclose checks between `open_store` and `meet`: tells waiting peers of a mistake.
 
     store: None if it is not open yet; then `say_farewell` tells them.
     """
@@ -199,9 +199,9 @@ def _meet(
 def settled_by_rank_0(
     store: Store, process: Process, settle: Callable[[], str], *, topic: str
 ) -> str:
-    """Returns, on every rank, what `settle` returns on rank 0, because files differ between hosts.
+    """Returns, on every rank, rank 0's result of `settle`, because files differ between hosts.
 
-    topic: a name that no other call of the job has.
+    topic: a name that no other call in the job uses.
 
     Raises: UserError if rank 0 has raised one.
     """
@@ -212,7 +212,7 @@ def settled_by_rank_0(
         except UserError:
             store.set(key, "")
             raise
-        store.set(key, json.dumps(text))  # which a path that is no UTF-8 survives
+        store.set(key, json.dumps(text))  # JSON can hold a path that is not UTF-8
         return text
     with _store_needed():
         if not comes(store, [key], _patience()):
@@ -228,11 +228,11 @@ def once_per_host(
 ) -> None:
     """Calls `work` in the first process of each host; all processes return when all hosts are done.
 
-    A rank uses the store as often whatever the number of ranks.
+    The number of store operations per rank does not depend on the number of ranks.
 
-    work: may take longer than AXONN_TIMEOUT_SECONDS, as long as it calls its argument more often,
+    work: may take longer than AXONN_TIMEOUT_SECONDS if it calls its argument more often than that,
         which tells the waiting ranks that this process is alive
-    topic: a name that no other call of the job has
+    topic: a name that no other call in the job uses
 
     Raises: MeetingError if hosts are not done and none gives a sign of life for
         AXONN_TIMEOUT_SECONDS.
@@ -262,11 +262,11 @@ def once_per_host(
 def process_group(process: Process, store: Store, device: str = "cpu") -> Iterator[None]:
     """Initialises torch.distributed for tensors on "cpu" or "cuda", and destroys it at the end.
 
-    On GPUs, the GPU of this rank becomes the current one. After a failure the process group is not
-    destroyed, unless this process is alone, because the peers may never answer.
+    On GPUs, the GPU of this rank becomes the current one. After a failure, the process group is not
+    destroyed unless there is only this process, because peers may never answer.
 
-    Raises: MeetingError where ranks cannot connect to each other; UserError where ranks that meet
-        inside differ, or one does not come.
+    Raises: MeetingError if ranks cannot connect to each other; UserError if ranks that meet inside
+        differ, or one does not come.
     """
     settings.prepare_connections()
     if process.world_size > 1:

@@ -1,4 +1,4 @@
-"""Signals that a process notices although its main thread waits for a peer."""
+"""Notices signals even while the main thread waits for a peer."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from types import FrameType, TracebackType
 
 
 class SignalListener:
-    """Calls a function for each signal, in a thread of its own, while it is entered.
+    """A context that calls a function for each signal, in a separate thread.
 
     Python calls a handler in the main thread, which may wait for a peer for minutes. So each signal
     also writes a byte into a socket, which wakes the thread. The main thread must enter the
-    listener, and a process can have one at a time. The functions must return soon.
+    listener, and a process can have only one at a time. The functions must return soon.
     """
 
     def __init__(self, hears: Mapping[signal.Signals, Callable[[signal.Signals], None]]) -> None:

@@ -11,10 +11,10 @@ _NO_THREAD = "can't start new thread"  # Python's words; those of C and C++ are 
 
 
 def ran_out(error: Exception) -> bool:
-    """Whether the error says that no thread can be started, or none can at the moment.
+    """Whether the error says that no thread can be started, or none can be at the moment.
 
-    Libraries fail in many ways where they get none: a second import of numpy, for one, complains of
-    the first.
+    Libraries fail in many ways if they get none: a second import of numpy, for example, complains
+    about the first.
     """
     text = str(error)
     if _NO_THREAD in text or os.strerror(errno.EAGAIN) in text:
@@ -29,11 +29,11 @@ def ran_out(error: Exception) -> bool:
 
 
 def describe_limit() -> str:
-    """Returns what to tell a user whose processes ran out of threads."""
+    """Returns the message for a user whose processes ran out of threads."""
     limit, _ = resource.getrlimit(resource.RLIMIT_NPROC)
     shown = "no limit" if limit == resource.RLIM_INFINITY else str(limit)
     return (
         f"cannot start another process or thread (ulimit -u is {shown}, for all processes of this "
-        "user; a container may have a limit of its own): raise the limit, use fewer processes, or "
+        "user; a container may have its own limit): raise the limit, use fewer processes, or "
         "set --train.threads 1"
     )

@@ -1,4 +1,4 @@
-"""Tells which collectives torch's own ops issue, both torch.distributed's (c10d) and functional."""
+"""The collectives that torch's own ops issue, both torch.distributed's (c10d) and functional."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch.distributed import ProcessGroup
 from axonn_ext.ops.traffic import Collective
 
 # Op -> (kind of collective, name of the argument with the tensors that a rank passes in). For
-# gather and scatter it is the argument with one rank's part.
+# gather and scatter, the argument with one rank's part.
 _OPS: Mapping[str, tuple[str, str]] = MappingProxyType(
     {
         "c10d::allgather_": ("all_gather", "input_tensors"),
@@ -59,14 +59,14 @@ NAMESPACES = frozenset({"c10d", "_c10d_functional", "_dtensor", "symm_mem"})
 
 
 def takes_group(op: torch._ops.OpOverload) -> bool:
-    """Whether the op has a process group as an argument, as every collective has."""
+    """Whether the op has a process group among its arguments, as every collective does."""
     return any(argument.name in _GROUP_ARGUMENTS for argument in op._schema.arguments)
 
 
 def collectives_of(
     op: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> Iterator[Collective]:
-    """Yields what a call of one of torch's collectives issues: one collective for each dtype.
+    """Yields the collectives that a call of a torch collective issues: one per dtype.
 
     Raises NotImplementedError for an unknown op.
     """

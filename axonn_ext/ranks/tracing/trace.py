@@ -28,7 +28,7 @@ class CommunicationRecord:
                     pipeline, too), or another of torch.distributed
     bytes_per_rank  the bytes that a rank sends in the bandwidth-optimal algorithm (see
                     trace_communication)
-    op              whose call issued it, such as "axonn::linear_forward" or "c10d::allreduce_"
+    op              the op that issued it, such as "axonn::linear_forward" or "c10d::allreduce_"
     dtype           the dtype in which the data crosses ranks
     group_size      the number of ranks that take part
     """
@@ -90,15 +90,15 @@ def trace_communication() -> Iterator[CommunicationTrace]:
     Bytes are what one rank sends in the bandwidth-optimal algorithm. In a group of G ranks this is
     (G-1)/G of the whole tensor for an all-gather or reduce-scatter, and twice that for an
     all-reduce, rounded up to whole elements. The bytes do not depend on how the data travels: they
-    are the same where peers read it in place through shared memory, and a collective that is
-    pipelined in chunks is one record. `algorithm` matters in only one respect: c10d sends bfloat16
-    and float16 in float32 for sums on the CPU, which is recorded for "sequential" and "chunked".
+    are the same if peers read it in place through shared memory, and a collective that is pipelined
+    in chunks is one record. `algorithm` matters in only one respect: c10d sends bfloat16 and
+    float16 in float32 for sums on the CPU, which is recorded for "sequential" and "chunked".
     "auto" is recorded like "fused".
 
-    Traces may be nested, and each of them records everything. An exception ends a trace, as the end
-    of the block does. A trace covers the current thread and the backward passes that it starts.
-    Messages between the stages of a pipeline are recorded as "send" when a stage hands them over;
-    the form that goes before the first of them is not.
+    Traces may be nested, and each records everything. An exception ends a trace, like the end of
+    the block. A trace covers the current thread and the backward passes that it starts. Messages
+    between the stages of a pipeline are recorded as "send" when a stage hands them over; the form
+    that precedes the first of them is not.
     torch.compile works inside, and compiled functions are recorded as their graphs issue
     collectives. The replay of a CUDA graph is not recorded.
 
@@ -136,7 +136,7 @@ class _Recorder(TorchDispatchMode):
         return result
 
     def add(self, op: str, issued: Sequence[Collective]) -> None:
-        """Records what an op has issued."""
+        """Records the collectives that an op has issued."""
         self._records += [
             CommunicationRecord(
                 _axis(collective.group_name),
@@ -152,14 +152,14 @@ class _Recorder(TorchDispatchMode):
 
 
 def record_issued(kind: str, op: str, tensor: torch.Tensor, axis: AxisGroup) -> None:
-    """Records, in the traces of this thread, a collective along the axis that is no op of torch.
+    """Records, in the traces of this thread, a collective along the axis that is not a torch op.
 
-    It goes over a communicator of our own, or is a message that another thread will send: ops of a
+    It goes over a separate communicator, or is a message that another thread will send: ops of a
     thread that was started outside the trace are not traced.
 
-    kind: what CommunicationRecord.collective says
-    op: what issued it
-    tensor: what a rank passes in
+    kind: the value of CommunicationRecord.collective
+    op: the name of its origin
+    tensor: the tensor that a rank passes in
     """
     sent = Collective(kind, axis.name, axis.size, tensor.numel(), tensor.dtype)
     for mode in _get_current_dispatch_mode_stack():
@@ -179,7 +179,7 @@ def _issued_by(
 
 
 def _axis(group_name: str) -> str:
-    """Returns the name that a record gives to the group of that c10d name."""
+    """Returns the name, in records, of the group with that c10d name."""
     try:
         resolve = torch.distributed.distributed_c10d._resolve_process_group
         group = resolve(group_name)  # type: ignore[arg-type]

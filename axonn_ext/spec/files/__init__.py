@@ -1,1 +1,1 @@
-"""Reads what users wrote in files, and says in one way what is wrong with it."""
+"""Reads users' files, and reports what is wrong with them in a uniform way."""

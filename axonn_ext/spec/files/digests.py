@@ -1,4 +1,4 @@
-"""Digests of files, which ranks compare: of large ones they read a sample."""
+"""Digests of files, which ranks compare; large files are only sampled."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import hashlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-WHOLE = 1 << 24  # what has no more units, such as bytes, is read as a whole
+WHOLE = 1 << 24  # up to this many units, such as bytes, everything is read
 _BLOCKS, _BLOCK = 64, 1 << 16
 
 
 def sampled(count: int) -> Iterator[tuple[int, int]]:
-    """Yields the (start, length) of the parts of `count` units that a digest is made of.
+    """Yields the (start, length) of the parts of `count` units that go into a digest.
 
-    These are all, or 64 blocks of 65,536 at equal distances, the first and the last included.
+    These are all, or 64 equally spaced blocks of 65,536, including the first and the last.
     """
     if count <= WHOLE:
         starts = list(range(0, count, _BLOCK))
@@ -24,7 +24,7 @@ def sampled(count: int) -> Iterator[tuple[int, int]]:
 
 
 def digest_of_files(paths: Iterable[Path]) -> str:
-    """Returns the number of bytes of files and a digest of names, sizes and sampled contents.
+    """Returns the total bytes of files and a digest of names, sizes and sampled contents.
 
     Raises OSError for a file that cannot be read.
     """

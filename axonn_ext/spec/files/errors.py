@@ -1,4 +1,4 @@
-"""The error for what a user gave and cannot be used, and how a message shows the value."""
+"""The error for unusable input from a user, and how messages show values."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ _CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2
 
 
 class InputError(ValueError):
-    """A file or a value cannot be used. The message says what was expected and what came."""
+    """A file or a value cannot be used. The message says what was expected and what was given."""
 
 
 def printable(text: str) -> str:
-    """Returns the text with the characters that would control a terminal as their numbers.
+    """Returns the text with characters that would control a terminal replaced by escapes.
 
-    They are those of ASCII and Latin-1 but tab and line feed, and those that turn the direction of
-    text. A file, or another machine, may have put them into a name or a message.
+    These are the control characters of ASCII and Latin-1, except tab and line feed, and those that
+    change the direction of text. A file or another machine may have put them into a name or a
+    message.
     """
     return _CONTROLS.sub(lambda found: ascii(found[0])[1:-1], text)
 
@@ -29,7 +30,7 @@ def clipped(text: str) -> str:
 
 
 def first_of(names: Sequence[str], most: int = 3) -> str:
-    """Returns the names for a message: all, or the first ones and how many more there are."""
+    """Returns the names for a message: all, or the first ones and the number of others."""
     shown = ", ".join(names[:most])
     return f"{shown} and {len(names) - most} more" if len(names) > most else shown
 
@@ -41,6 +42,6 @@ def hint(name: str, known: Iterable[str]) -> str:
 
 
 def unknown(what: str, name: str, known: Iterable[str]) -> InputError:
-    """Returns an error for a name that is not known, which mentions the most similar known one."""
+    """Returns an error for an unknown name, which suggests the most similar known one."""
     names = sorted(known)
     return InputError(f"unknown {what} {name!r}{hint(name, names)}; known: {', '.join(names)}")

@@ -13,7 +13,7 @@ from typing import Any, BinaryIO, TypeVar
 from axonn_ext.spec.files.errors import InputError
 
 T = TypeVar("T")
-MOST_BYTES = 64 << 20  # no file of these kinds is larger, but /dev/zero would be
+MOST_BYTES = 64 << 20  # no file of these kinds is larger; /dev/zero would be
 
 
 class FileError(InputError):
@@ -66,13 +66,13 @@ def _parse(parse: Callable[[str], T], text: str, kind: str, file: object) -> T:
         reason = str(error).partition("; use sys.")[0]
         raise FileError(file, f"is not {kind}: {reason}") from None
     except RecursionError:
-        raise FileError(file, f"is not {kind} of ours: its values are nested too deeply") from None
+        raise FileError(file, f"is {kind} whose values are nested too deeply") from None
 
 
 def open_new(path: Path) -> BinaryIO:
-    """Opens a new file for writing, in the place of one that is there, such as one half written.
+    """Opens a new file for writing, and replaces an existing one, such as a half-written one.
 
-    It is never written through a link, which somebody else may have put there. Raises OSError.
+    It never writes through a link, which somebody else may have put there. Raises OSError.
     """
     path.unlink(missing_ok=True)
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
@@ -80,7 +80,7 @@ def open_new(path: Path) -> BinaryIO:
 
 
 def is_file(path: Path) -> bool:
-    """Whether there is such a file; False for a name that no file can have."""
+    """Whether there is such a file; False for an impossible file name."""
     try:
         return path.is_file()
     except OSError:
@@ -88,7 +88,7 @@ def is_file(path: Path) -> bool:
 
 
 def is_folder(path: Path) -> bool:
-    """Whether there is such a folder; False for a name that no folder can have."""
+    """Whether there is such a folder; False for an impossible folder name."""
     try:
         return path.is_dir()
     except OSError:

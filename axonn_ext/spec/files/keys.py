@@ -7,8 +7,8 @@ A frozen dataclass declares them as fields and checks them itself:
     def __post_init__(self) -> None:
         check(self)
 
-The trainer's tables, flags and help, and what the planner reads of the trainer's files, are made
-from the same fields.
+The trainer's tables, flags and help, and the planner's reader of the trainer's files, are made from
+the same fields.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from typing import Any, TypeVar
 
-# The maximum that files and command lines may give whole numbers without a maximum of their own. It
-# is larger than any job needs, and small enough that no arithmetic on counts overflows a float.
+# The maximum, in files and command lines, of whole numbers that declare none. It is larger than any
+# job needs, and small enough that no arithmetic on counts overflows a float.
 MOST = 10**12
 _INT64 = 2**63 - 1
 _MOST_NUMBER = 3.4e38  # a larger number is infinite in fp32
@@ -29,10 +29,10 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Key:
-    """What an option means and which values it takes.
+    """The meaning of an option, and its legal values.
 
     kind: int, float, bool or str. optional: whether None is legal, which files write as 0.
-    expected, accepts: of values of a certain form, the form in words, and whether a value has it.
+    expected, accepts: for values of a special form: its description, and a check for it.
     """
 
     doc: str
@@ -46,7 +46,7 @@ class Key:
     accepts: Callable[[Any], bool] | None = None
 
     def allows(self, value: Any, most: int = _INT64) -> bool:
-        """Whether the value is legal. most: of whole numbers without a maximum of their own."""
+        """Whether the value is legal. most: the maximum of whole numbers that declare none."""
         kind = self.kind
         if value is None:
             return self.optional
@@ -70,7 +70,7 @@ class Key:
         )
 
     def wanted(self, value: Any, most: int = _INT64) -> str:
-        """Returns what is expected, in words, instead of a value that is not legal."""
+        """Returns a description of what is expected instead of an illegal value."""
         text = _WORDS[self.kind]
         if self.choices:
             return f"one of {', '.join(self.choices)}"
@@ -88,7 +88,7 @@ class Key:
         return " ".join([text, " and ".join(limits)]).strip()
 
     def read(self, value: Any) -> Any:
-        """Returns the value that a file means. Raises ValueError, which says what is expected."""
+        """Returns the meaning of a file's value. Raises ValueError, which says what is expected."""
         if self.optional and type(value) is int and value == 0:
             return None
         if not self.allows(value, MOST):
@@ -96,7 +96,7 @@ class Key:
         return float(value) if self.kind is float else value
 
     def parse(self, text: str) -> Any:
-        """Returns what the text of a command line means; the text itself if it has another form."""
+        """Returns the value of a command-line text, or the text itself if it cannot be parsed."""
         if self.kind is bool:
             return {"true": True, "false": False}.get(text.lower(), text)
         try:
@@ -111,7 +111,7 @@ class Key:
 
 
 def key(default: T, doc: str, **limits: Any) -> T:
-    """Declares a field, with the limits of `Key`; with None for a default, its kind is int."""
+    """Declares a field, with the limits of `Key`; if the default is None, its kind is int."""
     optional = default is None
     return field(
         default=default,
@@ -120,19 +120,19 @@ def key(default: T, doc: str, **limits: Any) -> T:
 
 
 def about(doc: str, kind: type, **limits: Any) -> dict[str, Key]:
-    """Returns what `key` tells of a field, for `dataclasses.field` of one without a default."""
+    """Returns the metadata that `key` adds to a field, for a field without a default."""
     return {"key": Key(doc, kind, **limits)}
 
 
 def keys_of(options: Any) -> dict[str, Key]:
-    """Returns the keys of a dataclass by name."""
+    """Returns the keys of a dataclass, by name."""
     return {each.name: each.metadata["key"] for each in fields(options) if "key" in each.metadata}
 
 
 def check(options: Any, of: str = "") -> None:
-    """Raises ValueError, which names the option, for the first value that is not legal.
+    """Raises ValueError, which names the option, for the first illegal value.
 
-    of: what stands before the name.
+    of: a prefix of the name.
     """
     for each in fields(options):
         declared, value = each.metadata.get("key"), getattr(options, each.name)

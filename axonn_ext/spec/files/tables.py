@@ -1,4 +1,4 @@
-"""Reads tables of a TOML file. Keys are asked for by name and checked; others are refused."""
+"""Reads tables of a TOML file. Keys are read by name and checked; unknown keys are refused."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from axonn_ext.spec.files.files import read_toml
 from axonn_ext.spec.files.keys import Key
 
 _MISSING: Any = object()
-MOST_COUNT = 10**15  # a thousand times more bytes, or tokens, than anything has
+MOST_COUNT = 10**15  # a thousand times more bytes or tokens than any real count
 
 
 def _shown(value: object) -> str:
@@ -26,9 +26,8 @@ def _shown(value: object) -> str:
 class Table:
     """One table of a file. In messages, `where` is the path of the table in the file.
 
-    All methods raise a InputError, which names file and key, for a value that is missing or is
-    not of the kind that is asked for; numbers must be finite. `finish` raises one for keys that
-    nobody has asked for.
+    All methods raise an InputError, which names file and key, for a value that is missing or of the
+    wrong kind; numbers must be finite. `finish` raises one for keys that nobody has read.
     """
 
     def __init__(self, values: object, where: str, file: str) -> None:
@@ -53,7 +52,7 @@ class Table:
         return self._values.get(key, default)
 
     def _read(self, key: str, declared: Key, default: Any) -> Any:
-        """Returns a value that the key as declared allows, or the default, whatever that is."""
+        """Returns a value that the declared key allows, or the default, which is not checked."""
         value = self._get(key, default, declared.wanted(None))
         if declared.kind is int and isinstance(value, float) and value.is_integer():
             value = int(value)
@@ -75,7 +74,7 @@ class Table:
         return self.without(key for key, value in self._values.items() if value is None)
 
     def text(self, key: str, default: str = _MISSING) -> str:
-        """Returns a text, which is not empty unless there is a default."""
+        """Returns a string, which is not empty unless there is a default."""
         needed = bool if default is _MISSING else None
         return str(self._read(key, Key("", str, expected="a text", accepts=needed), default))
 
@@ -121,7 +120,7 @@ class Table:
     def numbers(
         self, names: tuple[str, ...], needed: tuple[str, ...] = (), *, most: float | None = None
     ) -> dict[str, float]:
-        """Returns those of the names that the table has, all of which must be positive numbers."""
+        """Returns the values of those names that the table has; all must be positive numbers."""
         wanted = [name for name in names if name in needed or self.has(name)]
         found = {name: self.positive(name, most=most) for name in wanted}
         self._asked.update(names)
@@ -129,9 +128,9 @@ class Table:
         return found
 
     def read(self, readers: Mapping[str, Callable[[Any], Any]]) -> dict[str, Any]:
-        """Returns those of the keys that the table has, each as its reader returns it.
+        """Returns the values of those keys that the table has, each converted by its reader.
 
-        A reader raises ValueError, which says what is expected, for another value.
+        A reader raises ValueError, which says what is expected, for other values.
         """
         self._asked.update(readers)
         found = {}

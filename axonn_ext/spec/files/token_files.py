@@ -1,4 +1,4 @@
-"""The names of token files (docs/data.md), and the description that axonn-ext tokenize leaves."""
+"""The names of token files (docs/data.md), and the description that axonn-ext tokenize writes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from axonn_ext.spec.files.files import FileError, is_file, parse_json, read_text
 from axonn_ext.spec.files.tables import Table
 
 FORMAT = 1  # of PREFIX.json
-_MOST_BYTES = 1 << 20  # of ours, which have some hundred
+_MOST_BYTES = 1 << 20  # of PREFIX.json; ours have a few hundred
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class TokenFiles:
 
 @dataclass(frozen=True)
 class Description:
-    """What PREFIX.json says of the tokens.
+    """The description of the tokens in PREFIX.json.
 
     vocabulary     "bytes", or the tokenizers file as it was named
     sha256         of that file; None for bytes
@@ -53,7 +53,7 @@ class Description:
 
 
 def named_by(path: Path) -> TokenFiles:
-    """Returns the files whose PREFIX, PREFIX.bin or PREFIX.idx this is."""
+    """Returns the files named by PREFIX, PREFIX.bin or PREFIX.idx."""
     return TokenFiles(path.with_suffix("") if path.suffix in (".bin", ".idx") else path)
 
 
@@ -69,23 +69,23 @@ def find_token_files(path: Path) -> TokenFiles | None:
     if len(found) == 1:
         [missing] = {files.bin, files.idx} - set(found)
         raise InputError(
-            f"{found[0]} is half of a corpus: {missing} does not exist (the name of a text must "
-            "end in another way)"
+            f"{found[0]} is half of a corpus: {missing} does not exist (the name of a text file "
+            "must not end in .bin or .idx)"
         )
     return files if found else None
 
 
 def read_description(files: TokenFiles) -> Description | None:
-    """Returns what PREFIX.json says, or None if there is none, or one of somebody else.
+    """Returns the contents of PREFIX.json, or None if there is none, or it is not ours.
 
-    Raises InputError for one of ours that is of another format, or lacks something.
+    Raises InputError for one of ours that has another format or is incomplete.
     """
     if not is_file(files.json):
         return None
     try:
         content = parse_json(read_text(files.json, most_bytes=_MOST_BYTES), files.json)
     except FileError:
-        return None  # a text, or some other JSON: next to a .bin any name may occur
+        return None  # some other file: next to a .bin any name may occur
     if not isinstance(content, dict) or "format" not in content:
         return None
     table = Table(content, "", str(files.json)).without_nulls()

@@ -22,7 +22,7 @@ _PRECISIONS = ("no", "bf16")
 
 
 class AxonnAccelerator(Accelerator):
-    """Trains as Accelerator does over several processes, with Linears split by a grid.
+    """Trains like Accelerator on several processes, with Linears split by a grid.
 
         accelerator = AxonnAccelerator(x=2, y=2, gradient_accumulation_steps=2)
 
@@ -32,14 +32,13 @@ class AxonnAccelerator(Accelerator):
     `accelerator.backward`, gradients are the mean over all ranks of the gradient of each rank's
     loss, as with DistributedDataParallel, also with `accumulate` and `no_sync`.
 
-    What `save_state` and `save_model` write has whole tensors: another grid, and a plain script,
-    can load it. `state_dict()` of a model and of an optimizer gathers, too, so all ranks must call
-    it.
+    `save_state` and `save_model` write whole tensors, which another grid or a plain script can
+    load. `state_dict()` of a model or an optimizer also gathers, so all ranks must call it.
 
     Args:
         x, y, z: sizes of the grid.
-        data: the same; default as many as there are processes for.
-        accelerator_options: those of Accelerator, which has some twenty.
+        data: likewise; default the number of processes / (x y z).
+        accelerator_options: passed to Accelerator, which has some twenty.
 
     Collectives: in `prepare` those of PlacedModels.place, in forward and backward those of
     RowLinear, and after backward those of sync_gradients.
@@ -94,7 +93,7 @@ class AxonnAccelerator(Accelerator):
         evaluation_mode: bool = False,
     ) -> nn.Module:
         is_new = not getattr(model, "_is_accelerate_prepared", False)
-        # In this mode Accelerate does all it does but to wrap the model.
+        # In this mode Accelerate does everything except wrap the model.
         prepared: nn.Module = super().prepare_model(
             model, device_placement=device_placement, evaluation_mode=True
         )

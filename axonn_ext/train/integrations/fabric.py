@@ -27,25 +27,25 @@ from axonn_ext.train.integrations.sizes import make_grid
 
 
 class AxonnStrategy(DDPStrategy):
-    """Trains as Fabric's DDPStrategy, with the Linears of each model split by a grid.
+    """Trains like Fabric's DDPStrategy, with the Linears of each model split by a grid.
 
         fabric = lightning.Fabric(accelerator="cpu", devices=4, strategy=AxonnStrategy(x=2, y=2))
 
     A script needs no other change than this. The samplers of its loaders are split over all ranks,
-    and what its model computes with is each rank's own rows; see `auto_parallelize`. After
-    `fabric.backward`, gradients are the mean over all ranks of the gradient of each rank's loss, as
-    with DDPStrategy; outside of `fabric.no_backward_sync`, that is.
+    and on each rank the model is called with that rank's rows; see `auto_parallelize`. After
+    `fabric.backward`, except inside `fabric.no_backward_sync`, gradients are the mean over all
+    ranks of the gradient of each rank's loss, as with DDPStrategy.
 
-    Fabric's own launcher starts the script once more for each process, or torchrun starts them all.
+    Fabric's launcher starts the script again for each process, or torchrun starts all processes.
 
-    `fabric.setup` splits the model in place, with rank 0's values. What `fabric.save` writes has
-    whole tensors: another grid, and a plain script, can load it. `state_dict()` of the model and
-    of the optimizer gathers, too, so all ranks must call it.
+    `fabric.setup` splits the model in place, with rank 0's values. `fabric.save` writes whole
+    tensors, which another grid or a plain script can load. `state_dict()` of the model or the
+    optimizer also gathers, so all ranks must call it.
 
     Args:
         x, y, z: sizes of the grid.
-        data: the same; default as many as there are processes for.
-        precision, cluster_environment, checkpoint_io: as Fabric's own strategies take them.
+        data: likewise; default the number of processes / (x y z).
+        precision, cluster_environment, checkpoint_io: as in Fabric's own strategies.
         process_group_backend: default gloo for CPUs, NCCL for GPUs.
         timeout: how long ranks wait for each other; default AXONN_TIMEOUT_SECONDS.
 
@@ -78,7 +78,7 @@ class AxonnStrategy(DDPStrategy):
         )
         self._sizes = (x, y, z, data)
         self._models: PlacedModels | None = None
-        self._backward_sync_control = _NoSync(self)  # Fabric asks it in no_backward_sync
+        self._backward_sync_control = _NoSync(self)  # used by Fabric's no_backward_sync
 
     @property
     def models(self) -> PlacedModels:
@@ -133,7 +133,7 @@ class AxonnStrategy(DDPStrategy):
 
     @classmethod
     def register_strategies(cls, strategy_registry: Any) -> None:
-        """Has no name by which `Fabric(strategy=...)` could find it: it needs sizes."""
+        """Registers no name for `Fabric(strategy=...)`, since the strategy needs sizes."""
 
 
 @dataclass(frozen=True)
@@ -145,7 +145,7 @@ class _NoSync(_BackwardSyncControl):
 
 
 def _check_precision(plugin: Precision) -> None:
-    """Raises ValueError for a precision in which ranks with different blocks could part ways."""
+    """Raises ValueError for a precision that could make ranks with different blocks diverge."""
     if type(plugin) is MixedPrecision and plugin.scaler is not None:
         raise ValueError(
             f"AxonnStrategy: precision {plugin.precision!r} is not supported, since each rank "

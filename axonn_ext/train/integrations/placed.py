@@ -1,4 +1,4 @@
-"""Models that frameworks train as under DistributedDataParallel, with their Linears on a grid."""
+"""Models that frameworks train as with DistributedDataParallel, with their Linears on a grid."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from axonn_ext.train.integrations.whole_state import make_model_whole, make_opti
 
 @dataclass
 class _Status:
-    """has_gradients: backward has added to gradients that ranks have not yet averaged."""
+    """has_gradients: backward has added gradients that are not yet averaged over ranks."""
 
     has_gradients: bool = False
     accumulates: bool = False
@@ -31,25 +31,25 @@ class PlacedModels:
     """The models of one script, which each rank calls with its own rows of the batch.
 
     Gradients are those of DistributedDataParallel: the mean, over all ranks, of the gradient of
-    each rank's loss. Backward of a 4D Linear has already summed its weight's gradient over some
-    axes; so what it adds is divided by their size, and then the mean is taken over the other axes.
-    A mean of equal numbers is the same number, so gradients that are averaged already may stay and
-    be added to, as with DistributedDataParallel.
+    each rank's loss. The backward of a 4D Linear already sums its weight gradient over some axes,
+    so this sum is divided by the size of those axes and then averaged over the others. A mean of
+    equal numbers is the same number, so already averaged gradients may stay and accumulate, as with
+    DistributedDataParallel.
 
-    what: the class that the script names, for messages. fix: what to call in place of
+    what: the class that the script uses, for messages. fix: the call that replaces
     loss.backward().
     """
 
     def __init__(self, grid: Grid, *, what: str, fix: str) -> None:
         self.grid, self.what, self.fix = grid, what, fix
         self._in_backward = False
-        # Weak, so that a model that the script drops is not kept. In the order of `place`.
+        # Weak, so that models dropped by the script are freed. In the order of `place`.
         self._placed: WeakKeyDictionary[nn.Module, _Status] = WeakKeyDictionary()
 
     def place(self, module: nn.Module) -> None:
-        """Makes the Linears of a finished model 4D, in place, with rank 0's values on all ranks.
+        """Makes the Linears of a complete model 4D, in place, with rank 0's values on all ranks.
 
-        `state_dict` and `load_state_dict` of the model are then about whole tensors.
+        The model's `state_dict` and `load_state_dict` then use whole tensors.
 
         Collectives: a broadcast of each parameter and buffer.
 
@@ -71,9 +71,9 @@ class PlacedModels:
         make_model_whole(module)
 
     def attach(self, optimizer: torch.optim.Optimizer) -> None:
-        """Makes `state_dict` and `load_state_dict` of an optimizer be about whole tensors.
+        """Makes an optimizer's `state_dict` and `load_state_dict` use whole tensors.
 
-        Raises ValueError if it has made steps before its model was placed.
+        Raises ValueError if it made steps before its model was placed.
         """
         owners = self._owners()
         for parameter, state in optimizer.state.items():
@@ -88,7 +88,7 @@ class PlacedModels:
         make_optimizer_whole(optimizer, self._owners)
 
     def _watch(self, p: ShardedParameter, status: _Status) -> None:
-        """Divides what backward adds to the gradient by the ranks that it has summed over."""
+        """Divides each contribution of backward by the number of ranks that it sums over."""
         num_summed = p.grid.num_parts(
             [axis for axis in WORLD_SUM if axis not in p.spec.summed_over]
         )
@@ -99,16 +99,16 @@ class PlacedModels:
             status.has_gradients = True
             return gradient / num_summed if num_summed > 1 else gradient
 
-        needs_grad = p.parameter.requires_grad  # a frozen one may be trained later
+        needs_grad = p.parameter.requires_grad  # a frozen parameter may be trained later
         p.parameter.requires_grad_(True).register_hook(arrived)
         p.parameter.requires_grad_(needs_grad)
 
     @contextmanager
     def backward(self) -> Iterator[None]:
-        """At the end of the block, in which a loss goes backward, averages the gradients.
+        """Wraps the backward pass of a loss; averages the gradients at the end of the block.
 
-        Only models that have got gradients take part, and those of `no_sync` do not. Collectives:
-        those of sync_gradients.
+        Skips models without new gradients and models inside `no_sync`. Collectives: those of
+        sync_gradients.
         """
         self._in_backward = True
         try:
@@ -122,7 +122,7 @@ class PlacedModels:
 
     @contextmanager
     def no_sync(self, module: nn.Module) -> Iterator[None]:
-        """Inside the block gradients of the model add up on each rank, and are not averaged."""
+        """Inside the block the model's gradients accumulate on each rank, without averaging."""
         if module not in self._placed:
             raise TypeError(f"{self.what}: the model was not set up, got {type(module).__name__}")
         status = self._placed[module]
@@ -142,7 +142,7 @@ class PlacedModels:
     ) -> Tensor:
         """Scales gradients so that their norm over the whole model is at most `max_norm`.
 
-        Returns the norm before, an fp64 scalar that is equal on every rank. Collectives: an
+        Returns the norm before clipping, an fp64 scalar, equal on every rank. Collectives: an
         all-reduce of one number over each of x, y and z.
 
         Raises:
@@ -171,7 +171,7 @@ class PlacedModels:
 
 @torch.no_grad()
 def average_gradients(module: nn.Module) -> None:
-    """Averages each gradient over the axes over which backward has not summed it."""
+    """Averages each gradient over the axes that backward does not sum over."""
     for p in sharded_parameters(module):
         if p.parameter.grad is not None:
             p.parameter.grad.div_(p.grid.num_parts(p.spec.summed_over))
@@ -185,7 +185,7 @@ def _tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 @torch.no_grad()
 def _broadcast(tensors: Iterable[Tensor]) -> None:
-    """Gives every rank rank 0's values, as bytes, since gloo does not know all dtypes."""
+    """Broadcasts rank 0's values, as bytes, since gloo does not support all dtypes."""
     for tensor in tensors:
         if tensor.numel():
             values = tensor.detach().clone(memory_format=torch.contiguous_format)

@@ -8,9 +8,9 @@ from axonn_ext.ranks.grid import Grid
 
 
 def make_grid(what: str, x: int, y: int, z: int, data: int | None) -> Grid:
-    """Returns the grid of all processes. data: None for as many as there are processes for.
+    """Returns the grid of all processes. data: None for world_size / (x y z).
 
-    Raises ValueError, which names `what` and the numbers, if the sizes do not suit the world.
+    Raises ValueError, which names `what` and the numbers, if the sizes do not fit the world size.
     """
     world_size = dist.get_world_size()
     if data is None:
@@ -18,7 +18,7 @@ def make_grid(what: str, x: int, y: int, z: int, data: int | None) -> Grid:
         if block < 1 or world_size % block:
             raise ValueError(
                 f"{what}: x={x}, y={y}, z={z} take {block} processes, which must divide the "
-                f"{world_size} that there are"
+                f"{world_size} of the job"
             )
         data = world_size // block
     try:

@@ -1,7 +1,7 @@
-"""Lets `state_dict` and `load_state_dict` of torch take and return whole tensors.
+"""Makes torch's `state_dict` and `load_state_dict` return and take whole tensors.
 
-By torch's own hooks, so that what a framework saves is what a plain script would save, and can be
-loaded on any grid.
+This uses torch's own hooks, so a framework saves the same files as in a plain script, and they can
+be loaded on any grid.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ Owners = Mapping[int, ShardedParameter]  # by the id of a parameter
 def make_model_whole(model: nn.Module) -> None:
     """Adds hooks to every module that a grid splits.
 
-    `state_dict` then gathers: all ranks must call it. With keep_vars=True it returns this rank's
-    parameters themselves. `load_state_dict` takes whole tensors, and issues no collectives.
+    `state_dict` then gathers, so all ranks must call it; with keep_vars=True it returns this rank's
+    parameters themselves. `load_state_dict` takes whole tensors and issues no collectives.
     """
     for module in model.modules():
         if declaration_of(module) is not None:
@@ -30,7 +30,7 @@ def make_model_whole(model: nn.Module) -> None:
 
 
 def make_optimizer_whole(optimizer: torch.optim.Optimizer, owners: Callable[[], Owners]) -> None:
-    """Likewise for what an optimizer keeps for parameters. owners: returns those on a grid."""
+    """Does the same for an optimizer's state. owners: returns the parameters on a grid."""
 
     def gather(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> dict[str, Any]:
         return _convert(optimizer, state, owners(), _whole)
@@ -82,7 +82,7 @@ def _convert(
     owners: Owners,
     convert: Callable[[Tensor, ShardedParameter, str], Tensor],
 ) -> dict[str, Any]:
-    """Returns the optimizer's state with each tensor of a parameter converted."""
+    """Returns the optimizer's state with the tensors of each parameter converted."""
     numbered = dict(enumerate(p for g in optimizer.param_groups for p in g["params"]))
     values = dict(state["state"])
     for number in sorted(values.keys() & numbered.keys()):  # the same order on every rank

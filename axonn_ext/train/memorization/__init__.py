@@ -1,4 +1,4 @@
-"""What a model learns word for word, how much of it, and how to keep it from that.
+"""Measures how much a model learns word for word, and how to prevent it.
 
 goldfish    Goldfish loss: which targets it leaves out
 """

@@ -1,4 +1,4 @@
-"""The documents of the experiment, in buckets: all of a bucket are seen equally often."""
+"""The documents of the experiment, in buckets of documents that are seen equally often."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from axonn_ext.data.units import JSON_LINES, parse_line, shown
 from axonn_ext.spec.files.errors import InputError
 
 MOST_TOKENS = 2048  # of a document; the rest is left out
-CONTINUED = 50  # tokens at its end, which the model is to say
+CONTINUED = 50  # tokens at its end, which the model should reproduce
 
 Encode = Callable[[str], list[int]]
 
@@ -20,7 +20,7 @@ Encode = Callable[[str], list[int]]
 class Document:
     """The tokens of a document, and how often it is seen in training.
 
-    where: its place in a file, for messages. repetitions: None where nobody has said.
+    where: its place in a file, for messages. repetitions: None if not given.
     """
 
     tokens: tuple[int, ...]
@@ -39,13 +39,13 @@ class Document:
 def read_documents(
     path: Path, encode: Encode, *, most_tokens: int = MOST_TOKENS
 ) -> tuple[list[Document], int]:
-    """Returns the documents of a .jsonl file, and how many were left out, with <= CONTINUED tokens.
+    """Returns the documents of a .jsonl file with > CONTINUED tokens, and the number of others.
 
-    Each line has a text, or its tokens as a list of ids, and may have a number of repetitions:
+    Each line has a text, or its tokens as a list of ids, and optionally a number of repetitions:
     {"text": "...", "repetitions": 6}. A document is truncated to most_tokens.
 
-    Raises InputError, with the number of the line, for a file that cannot be read, a line that is
-    no document, or if none is left.
+    Raises InputError for a file that cannot be read, for a line that is not a document (with the
+    line number), or if no document is left.
     """
     if path.suffix != JSON_LINES:
         raise InputError(f"{path}: expected a file of JSON lines, whose name ends in {JSON_LINES}")
@@ -61,8 +61,8 @@ def read_documents(
         raise InputError(f"cannot read {path}: {error.strerror}") from None
     if len(found) == num_short:
         raise InputError(
-            f"{path}: expected documents of more than {CONTINUED} tokens, which are a prompt and a "
-            f"continuation, got {num_short} shorter ones and no other"
+            f"{path}: expected documents of more than {CONTINUED} tokens (a prompt and a "
+            f"continuation), got only {num_short} shorter ones"
         )
     return [document for document in found if len(document.tokens) > CONTINUED], num_short
 
@@ -76,12 +76,13 @@ def write_documents(path: Path, documents: Iterable[Document]) -> None:
 def deal(
     documents: Sequence[Document], repetitions: Sequence[int], *, each: int | None = None
 ) -> list[Document]:
-    """Returns the documents with their repetitions, those of a bucket one after the other.
+    """Returns the documents with their repetitions, bucket by bucket.
 
-    If the documents say their repetitions, they keep them, and all that say another number are left
-    out. Otherwise they are dealt to the buckets in turn. each: at most so many of a bucket.
+    Documents that specify their repetitions keep them, and are left out if there is no such bucket.
+    Otherwise they are dealt to the buckets in turn. each: the maximum number per bucket.
 
-    Raises InputError if only some say theirs, if a bucket gets none, or if two are equal.
+    Raises InputError if only some documents specify repetitions, if a bucket is empty, or if two
+    documents are equal.
     """
     _refuse_equal(documents)
     unsaid = [document for document in documents if document.repetitions is None]
@@ -109,7 +110,7 @@ def deal(
 
 
 def check_documents(documents: Sequence[Document], sequence_length: int, vocab_size: int) -> None:
-    """Raises ValueError for documents of which a model of these sizes cannot say the end."""
+    """Raises ValueError for documents that a model of these sizes cannot continue."""
     if not documents:
         raise ValueError("documents: expected at least one, got none")
     for document in documents:
@@ -127,7 +128,7 @@ def check_documents(documents: Sequence[Document], sequence_length: int, vocab_s
 
 
 def refuse_overlap(documents: Sequence[Document], background: Iterable[tuple[int, ...]]) -> None:
-    """Raises InputError if a document is one of the background's, or their beginnings are equal."""
+    """Raises InputError if a document is in the background, or begins like one that is."""
     known = {document.tokens: document for document in documents}
     longest = max(len(tokens) for tokens in known)
     for other in background:

@@ -1,4 +1,4 @@
-"""What an experiment is: its settings, its documents, and the files that both arms train on."""
+"""An experiment: its settings, its documents, and the files that both arms train on."""
 
 from __future__ import annotations
 
@@ -29,26 +29,26 @@ from axonn_ext.train.memorization.documents import (
 )
 from axonn_ext.train.memorization.generated_text import TextGenerator
 
-READ = "read"  # in the file of the settings
-HELD_OUT = 0.05  # of the background, at its end, for validation; one document at least
-_BYTES_OF_A_TOKEN = 4  # at least as many characters as tokens of generated text are made of these
-_LEAST_LENGTH = 0.8  # generated documents have this share to all of a sequence's tokens
+READ = "read"  # a key in the settings file
+HELD_OUT = 0.05  # last fraction of the background, for validation; at least one document
+_BYTES_OF_A_TOKEN = 4  # upper estimate of the characters per token of generated text
+_LEAST_LENGTH = 0.8  # generated documents fill this fraction of a sequence, up to all of it
 
 Tokens = tuple[int, ...]
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What decides the figures of an experiment, beside the files that it names.
+    """Everything that decides an experiment's results, apart from the contents of named files.
 
-    models            folders of Hugging Face or checkpoints, if they are trained on; else sizes
-    trains_on         whether they are
+    models            Hugging Face folders or checkpoints to train further; else sizes
+    trains_on         whether the models are such folders or checkpoints
     repetitions       of each bucket, in ascending order; the first is 0, the control
-    per_bucket        documents of a bucket, at most
-    documents         a file of them; "": they are generated
-    background        a text that is trained on too, once; "": it is generated
-    background_size   the documents of a generated one; 0: there is none
-    vocabulary        "bytes", or a file of the tokenizers library; "": that of each model
+    per_bucket        maximum number of documents per bucket
+    documents         a file of documents; "": generated
+    background        a text that is also trained on, once; "": generated
+    background_size   number of generated background documents; 0: none
+    vocabulary        "bytes", or a file of the tokenizers library; "": each model's own
     overrides         keys of the trainer's configuration, as text
     """
 
@@ -70,12 +70,12 @@ class Settings:
     overrides: tuple[tuple[str, str], ...] = ()
 
     def save(self, path: Path, read: Mapping[str, str]) -> None:
-        """Writes the settings, and the digest of what each model reads. Raises OSError."""
+        """Writes the settings and the digest of each model's data. Raises OSError."""
         values = dataclasses.asdict(self) | {READ: dict(read)}
         path.write_text(json.dumps(values, indent=1) + "\n", encoding="utf-8")
 
     def check_saved(self, path: Path, read: Mapping[str, str]) -> None:
-        """Raises InputError, with the first that differs, if what `save` wrote is not the same."""
+        """Raises InputError, which names the first difference from what `save` wrote, if any."""
         saved = read_json(path)
         now = json.loads(json.dumps(dataclasses.asdict(self))) | {READ: dict(read)}
         for key, value in now.items():
@@ -87,17 +87,17 @@ class Settings:
                 )
             if before != value:
                 raise InputError(
-                    f"{path}: the experiment that is to go on has {key} {before!r}, not {value!r}; "
+                    f"{path}: the experiment to continue has {key} {before!r}, not {value!r}; "
                     "give the same options, or another folder"
                 )
 
 
 @dataclass(frozen=True)
 class Exposures:
-    """What a model reads: its documents with their repetitions, and text that is read once.
+    """A model's data: documents with their repetitions, and text that is read once.
 
-    validation: is not trained on. sequence_length: of the model, in tokens. num_given: the
-    documents that there were before some were left out.
+    validation: not trained on. sequence_length: the model's, in tokens. num_given: number of
+    documents before some were left out.
     """
 
     documents: tuple[Document, ...]
@@ -108,7 +108,7 @@ class Exposures:
 
     @classmethod
     def of(cls, settings: Settings, vocabulary: Vocabulary) -> Exposures:
-        """Reads or generates all of it. Raises InputError or ValueError for what does not fit."""
+        """Reads or generates the data. Raises InputError or ValueError if it does not fit."""
         length = settings.sequence_length
         documents, num_given = _documents(settings, vocabulary)
         longest = max(len(document.tokens) for document in documents)
@@ -144,26 +144,26 @@ class Exposures:
 
     @property
     def trained(self) -> list[Tokens]:
-        """All that is trained on, each document as often as it is seen."""
+        """The training data, with each document repeated as often as it is seen."""
         seen = [document.tokens for document in self.documents
                 for _ in range(document.repetitions or 0)]  # fmt: skip
         return [*seen, *self.background]
 
     @property
     def held_out(self) -> float:
-        """The share of the stored documents, at the end, that the trainer must hold out."""
+        """The fraction of the stored documents, at the end, that the trainer must hold out."""
         count = len(self.validation)
         return (count + 0.5) / (len(self.trained) + count)  # rounded down, it is just `count`
 
     def num_steps(self, *, batch_size: int, seed: int) -> int:
-        """Returns the steps in which everything is read once, as the trainer packs it."""
+        """Returns the number of steps in which the trainer reads all packed documents once."""
         examples = [Example(np.array(tokens, dtype=np.int64)) for tokens in self.trained]
         return PackedBatches(
             examples, sequence_length=self.sequence_length, batch_size=batch_size, seed=seed
         ).num_steps(1)
 
     def write(self, files: TokenFiles, vocabulary: Vocabulary) -> None:
-        """Writes it as token files, what is held out last. Raises OSError."""
+        """Writes the data as token files, with the held-out part last. Raises OSError."""
         stored = [*self.trained, *self.validation]
         lengths = np.array([len(tokens) for tokens in stored], dtype=np.int64)
         dtype = dtype_for(vocabulary.num_tokens)
@@ -200,7 +200,7 @@ def _documents(settings: Settings, vocabulary: Vocabulary) -> tuple[list[Documen
 
 
 def _background(settings: Settings, vocabulary: Vocabulary) -> Iterator[Tokens]:
-    """Yields the documents of the background, without those of a single token."""
+    """Yields the background documents that have more than one token."""
     if settings.background:
         pieces = (
             piece
@@ -228,7 +228,7 @@ def _generated(settings: Settings, vocabulary: Vocabulary, count: int, *, seed: 
 
 
 def _pieces(tokens: Tokens, length: int) -> Iterator[Tokens]:
-    """Yields pieces that a sequence holds, of which neighbours share a token, as the trainer's."""
+    """Yields pieces that fit a sequence; neighbours share a token, as in the trainer."""
     for start in range(0, len(tokens) - 1, length):
         yield tokens[start : start + length + 1]
 

@@ -1,8 +1,8 @@
-"""Which documents a model repeats: it is given a document without its end, and continues it.
+"""Finds the documents that a model repeats when it continues them from all but their end.
 
-Source: the protocol is that of Singh et al., arXiv:2502.08145: a document is cut to
-2,048 tokens, all but the last 50 are the prompt, and 50 tokens are generated greedily. A document
-counts as memorised if these are the last 50, token for token.
+Source: the protocol follows Singh et al., arXiv:2502.08145: a document is cut to 2,048 tokens, all
+but the last 50 are the prompt, and 50 tokens are generated greedily. A document counts as memorised
+if these are its last 50, token for token.
 """
 
 from __future__ import annotations
@@ -19,30 +19,30 @@ from axonn_ext.ranks.grid import Grid
 from axonn_ext.train.memorization.documents import CONTINUED, Document, check_documents
 from axonn_ext.train.memorization.measures import edit_distance, longest_common_run
 
-TOKENS_AT_ONCE = 1 << 15  # of prompts that are continued together, over all ranks
+TOKENS_AT_ONCE = 1 << 15  # total of the prompts that are continued together, over all ranks
 NO_LABEL = -100
 
 
 @dataclass(frozen=True)
 class Extraction:
-    """A document, and the CONTINUED tokens with which the model has continued its prompt."""
+    """A document, and the CONTINUED tokens that the model generated from its prompt."""
 
     document: Document
     found: tuple[int, ...]
 
     @property
     def matches(self) -> bool:
-        """Whether the model has said the end of the document, token for token."""
+        """Whether the model reproduced the end of the document, token for token."""
         return self.found == self.document.continuation
 
     @property
     def edit_distance(self) -> int:
-        """The tokens to insert, delete or replace until it is the document's end; 0 is a match."""
+        """Tokens to insert, delete or replace to get the document's end; 0 is a match."""
         return edit_distance(self.found, self.document.continuation)
 
     @property
     def longest_run(self) -> int:
-        """The tokens of the longest run that it has in common with the document's end."""
+        """Length in tokens of the longest run in common with the document's end."""
         return longest_common_run(self.found, self.document.continuation)
 
 
@@ -53,12 +53,12 @@ def extract(
     tokens_at_once: int = TOKENS_AT_ONCE,
     advance: Callable[[int], None] = lambda count: None,
 ) -> list[Extraction]:
-    """Continues every document's prompt greedily; returns what came, in the documents' order.
+    """Continues every document's prompt greedily; returns the results in the documents' order.
 
     All ranks pass the same arguments and get the same result. Prompts of similar lengths are
-    continued together, with a cache of keys and values, at most tokens_at_once tokens of them (or
-    as many prompts as there are (data, z) groups). advance: called with the number of documents
-    that are done, after each batch. Collectives: those of `generate`.
+    continued together, with a KV cache, up to tokens_at_once tokens (but at least one prompt for
+    each (data, z) group). advance: called after each batch with the number of finished documents.
+    Collectives: those of `generate`.
 
     Raises ValueError for a document that has at most CONTINUED tokens, is longer than the model's
     sequences, or has a token that its vocabulary lacks.
@@ -78,10 +78,10 @@ def extract(
 def continuation_loss(
     model: Transformer, documents: Sequence[Document], *, tokens_at_once: int = TOKENS_AT_ONCE
 ) -> float:
-    """Returns the mean loss, in nats, of the documents' last CONTINUED tokens, given all before.
+    """Returns the mean loss, in nats, of the documents' last CONTINUED tokens, given the rest.
 
-    All ranks pass the same documents and get the same result. The losses of a batch are summed in
-    fp32, those of batches in double precision. Collectives: those of the model's `loss`.
+    All ranks pass the same documents and get the same result. The losses within a batch are summed
+    in fp32, the batches in double precision. Collectives: those of the model's `loss`.
 
     Raises ValueError as `extract` does.
     """
@@ -96,7 +96,7 @@ def continuation_loss(
 
 
 def _batches(documents: Sequence[Document], grid: Grid, tokens_at_once: int) -> Iterator[list[int]]:
-    """Yields the numbers of the documents that run together, those of the longest ones first."""
+    """Yields batches of document numbers, the longest documents first."""
     order = sorted(range(len(documents)), key=lambda number: -len(documents[number].tokens))
     groups = grid.num_parts(("data", "z"))
     first = 0
@@ -110,7 +110,7 @@ def _batches(documents: Sequence[Document], grid: Grid, tokens_at_once: int) -> 
 def _own_rows(documents: Sequence[Document], grid: Grid) -> tuple[Tensor, Tensor]:
     """Returns the tokens and labels of this (data, z) group's documents, [B, S] each.
 
-    Groups have as many rows each, and all rows are as long; what is left over has no label.
+    All groups have the same number of rows, all of one length; padding has no label.
     """
     axes = ("data", "z")
     each = -(-len(documents) // grid.num_parts(axes))

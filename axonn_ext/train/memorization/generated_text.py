@@ -1,9 +1,9 @@
-"""Text that is generated: short reports in words that do not exist, the same on every machine.
+"""Generates text: short reports in made-up words, the same on every machine.
 
-The experiment needs documents of which no model knows anything and whose ends nobody can guess.
-Sentences follow a few patterns, and each word of a kind is as likely as any other. So a small model
-soon knows the language nearly as well as it can be known, whatever loss it is trained with, and yet
-nobody can guess which words come next.
+The experiment needs documents that no model has seen and whose ends nobody can guess. Sentences
+follow a few patterns, and all words of a kind are equally likely. So a small model soon knows the
+language nearly as well as possible, whatever loss it is trained with, and yet nobody can guess
+which words come next.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ class TextGenerator:
 
     def __init__(self, seed: int) -> None:
         self._words = _lexicon()
-        # Only random() is called, whose numbers Python promises to be the same in all versions.
+        # Only random() is called: Python promises the same numbers from it in all versions.
         self._draw = random.Random(seed).random
 
     def documents(self, count: int, least: int, most: int) -> list[str]:
-        """Returns so many documents of `least` to `most` characters, all of them ASCII."""
+        """Returns `count` documents of `least` to `most` ASCII characters."""
         sizes = (least + int(self._draw() * (most - least + 1)) for _ in range(count))
         return [self._document(size) for size in sizes]
 
@@ -65,7 +65,7 @@ def _one_of(parts: Sequence[str], draw: Callable[[], float]) -> str:
 
 
 def _lexicon() -> dict[str, list[str]]:
-    """Returns the words of each slot of a pattern; no word is of two kinds."""
+    """Returns the words for each slot of a pattern; no word has two kinds."""
     draw = random.Random(0).random
 
     def word() -> str:
@@ -73,7 +73,7 @@ def _lexicon() -> dict[str, list[str]]:
         parts = [_one_of(each, draw) for _ in range(syllables) for each in (_ONSETS, _VOWELS)]
         return "".join(parts) + _one_of(_CODAS, draw)
 
-    found: dict[str, None] = {}  # in the order of their drawing
+    found: dict[str, None] = {}  # in the order drawn
     while len(found) < sum(_COUNTS.values()):
         found[word()] = None
     rest = iter(found)

@@ -1,7 +1,7 @@
-"""Goldfish loss leaves out about one target in k, always the same ones of a text.
+"""Goldfish loss leaves out about one target in k, always the same ones in a text.
 
-So no passage of a text is ever learned as a whole, however often it is seen: a model that repeats
-it has to guess at each target that was left out.
+So no passage is ever learned as a whole, however often it is seen: a model that repeats it has to
+guess each target that was left out.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ def goldfish_mask(
     tokens: Tensor, *, k: int = 4, h: int = 13, window: str = "before",
     documents: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
-    """Returns where targets stay, as bools: all tokens of a row but the first are targets.
+    """Returns which targets are kept, as bools; all tokens of a row but the first are targets.
 
         tokens  [.., S + 1]   documents  [.., S + 1]   mask  [.., S]
 
-    mask[.., i] is about tokens[.., i + 1]. This is to look at what is left out; training needs only
-    `goldfish_labels`, whose arguments and errors these are. Tokens must be >= 0. Raises ValueError
-    for k below 2, h below 1 and another window, too.
+    mask[.., i] refers to tokens[.., i + 1]. This function is for inspection; training needs only
+    `goldfish_labels`, which has the same arguments and errors. Tokens must be >= 0. Raises
+    ValueError also for k below 2, h below 1 and an unknown window.
     """
     labels = goldfish_labels(tokens, Goldfish(k, h, window), documents=documents)
     return labels != IGNORE_INDEX

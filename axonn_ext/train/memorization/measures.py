@@ -1,11 +1,11 @@
-"""How alike two continuations are, and how certain a share of documents is."""
+"""Similarity of two continuations, and the confidence interval of a share of documents."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 
-_Z = 1.959963984540054  # the normal distribution has 95 % of its mass within so many deviations
+_Z = 1.959963984540054  # 95 % of a normal distribution lies within this many standard deviations
 
 
 def wilson(matches: int, count: int) -> tuple[float, float]:
@@ -22,14 +22,14 @@ def wilson(matches: int, count: int) -> tuple[float, float]:
     middle = (share + z2 / (2 * count)) / (1 + z2 / count)
     spread = math.sqrt(share * (1 - share) / count + z2 / (4 * count * count))
     reach = _Z * spread / (1 + z2 / count)
-    # At the ends the formula gives exactly 0 and 1, but for rounding.
+    # At the ends the formula gives exactly 0 and 1, up to rounding.
     low = 0.0 if matches == 0 else middle - reach
     high = 1.0 if matches == count else middle + reach
     return low, high
 
 
 def edit_distance(found: Sequence[int], want: Sequence[int]) -> int:
-    """Returns the least number of tokens to insert, delete or replace to turn one into the other.
+    """Returns the minimum number of token insertions, deletions and replacements between the two.
 
     Source: Levenshtein, Sov. Phys. Dokl. 10 (1966) 707; Wagner and Fischer, J. ACM 21 (1974) 168.
     """
@@ -44,9 +44,9 @@ def edit_distance(found: Sequence[int], want: Sequence[int]) -> int:
 
 
 def longest_common_run(found: Sequence[int], want: Sequence[int]) -> int:
-    """Returns the length of the longest run of tokens that both have, wherever it is in each."""
+    """Returns the length of the longest run of tokens in both, at any position."""
     longest = 0
-    above = [0] * (len(want) + 1)  # the runs that end with the token before, at each place
+    above = [0] * (len(want) + 1)  # lengths of the runs that end at the previous token, by place
     for mine in found:
         here = [0]
         for column, theirs in enumerate(want):

@@ -1,4 +1,4 @@
-"""Draws exact match over repetitions for both arms, and the validation loss beside it."""
+"""Draws exact match over repetitions for both arms, next to the validation loss."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ _GREY, _INK = "#94a3b8", "#1e293b"
 _COLORS = {PLAIN: "#ea580c", "goldfish": "#2563eb"}
 _NAMES = {PLAIN: "plain loss", "goldfish": "Goldfish loss"}
 _MARKERS = "osD^vPX*"
-_PALEST = 0.4  # of full color, for the first of several models
+_PALEST = 0.4  # fraction of full color, for the first of several models
 
 
 def plot_arms(arms: Sequence[ArmResult], path: Path, *, title: str, subtitle: str) -> None:
-    """Draws the picture of an experiment; the ending of the file's name decides the format.
+    """Plots an experiment; the file's suffix decides the format.
 
-    One model: exact match over repetitions, and the validation loss over steps. Several: also exact
-    match of the documents that are seen most often over the number of parameters, and the final
-    validation loss over it. Bars are 95 % Wilson intervals.
+    One model: exact match over repetitions, and validation loss over steps. Several models: also
+    exact match of the most often seen documents, and the final validation loss, both over the
+    number of parameters. Bars are 95 % Wilson intervals.
     """
     # pyplot is not used, since it would choose a window system and keep every figure alive.
     from matplotlib.figure import Figure
 
-    arms = sorted(arms, key=lambda arm: arm.parameters)  # in each model, the order of the arms
+    arms = sorted(arms, key=lambda arm: arm.parameters)  # keeps the order of each model's arms
     models = list(dict.fromkeys(arm.model for arm in arms))
     count = 2 if len(models) == 1 else 3
     figure = Figure(figsize=(4.8 * count + 0.4, 4.8), dpi=150, facecolor="white")
@@ -54,7 +54,7 @@ def plot_arms(arms: Sequence[ArmResult], path: Path, *, title: str, subtitle: st
 
 
 def _draw_repetitions(axes: Axes, arms: Sequence[ArmResult], models: Sequence[str]) -> None:
-    """Draws the buckets at equal distances, those of several arms and models a little apart."""
+    """Draws the buckets at equal distances, with arms and models slightly apart."""
     seen = [bucket.repetitions for bucket in arms[0].buckets]
     for number, arm in enumerate(arms):
         shift = 0.05 * (number - (len(arms) - 1) / 2)
@@ -88,7 +88,7 @@ def _draw_shares(
     axes: Axes, arm: ArmResult, places: Sequence[float], buckets: Sequence[int], *, look: _Look,
     label: str,
 ) -> None:  # fmt: skip
-    """Draws the shares of some buckets, with their intervals."""
+    """Draws the shares of buckets with their intervals."""
     shown = [arm.buckets[number] for number in buckets]
     shares = [bucket.share for bucket in shown]
     below = [max(0.0, bucket.share - bucket.interval[0]) for bucket in shown]
@@ -147,7 +147,7 @@ def _shares_axis(axes: Axes, label: str) -> None:
 
 @dataclass(frozen=True)
 class _Look:
-    """How a model in one arm is drawn: the arm has the hue; smaller models are paler."""
+    """The style of a model in one arm: the arm sets the hue; smaller models are paler."""
 
     color: tuple[float, float, float]
     marker: str

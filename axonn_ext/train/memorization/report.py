@@ -1,4 +1,4 @@
-"""Shows the results on a terminal: a row for each bucket, and what they say in a sentence."""
+"""Shows the results on a terminal: a row for each bucket, and a sentence as a summary."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def summary(arms: Sequence[ArmResult]) -> Iterator[str]:
 
 
 def describe(count: int) -> str:
-    """Returns a number of parameters as people say it."""
+    """Returns a human-readable number of parameters."""
     return f"{count / 1e9:.3g} B" if count >= 1e9 else f"{count / 1e6:.3g} M"
 
 

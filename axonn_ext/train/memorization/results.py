@@ -1,4 +1,4 @@
-"""What came of the experiment: a row for each bucket, a run for each model and arm."""
+"""The results of an experiment: a row for each bucket, a run for each model and arm."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ ARMS = (PLAIN, GOLDFISH)
 
 @dataclass(frozen=True)
 class BucketResult:
-    """What a model knows of the documents of a bucket.
+    """How well a model reproduces the documents of a bucket.
 
-    repetitions       how often each was seen; None where nobody has said
-    documents         how many there are
-    matches           of how many the model says the end, token for token
+    repetitions       how often each was seen; None if not given
+    documents         number of documents
+    matches           number whose end the model reproduces, token for token
     edit_distance     the mean over the documents, in tokens
     longest_run       likewise
     loss              the mean over the tokens of the ends, in nats
@@ -41,7 +41,7 @@ class BucketResult:
 
     @property
     def share(self) -> float:
-        """The share of the documents whose end the model says."""
+        """The share of the documents whose end the model reproduces."""
         return self.matches / self.documents
 
     @property
@@ -51,7 +51,7 @@ class BucketResult:
 
     @classmethod
     def of(cls, extractions: Sequence[Extraction], loss: float) -> BucketResult:
-        """Returns the result of documents that all have the same number of repetitions."""
+        """Returns the result for documents with the same number of repetitions."""
         [repetitions] = {each.document.repetitions for each in extractions}
         count = len(extractions)
         return cls(
@@ -67,7 +67,7 @@ class BucketResult:
 
     @classmethod
     def read(cls, table: Table) -> BucketResult:
-        """Returns the result that `as_json` has written. Raises InputError for anything else."""
+        """Returns a result written by `as_json`. Raises InputError for anything else."""
         has = table.without_nulls().has("repetitions")
         result = cls(
             table.count("repetitions", least=0) if has else None,
@@ -85,10 +85,9 @@ class ArmResult:
     """A model that was trained in one arm.
 
     model           its name in the experiment
-    parameters      how many it has
+    parameters      number of parameters
     arm             "plain" or "goldfish"
-    validation      (step, loss) on text that is not trained on, by the plain loss; the last is the
-                    final one
+    validation      (step, plain loss) on text that is not trained on; the last entry is final
     """
 
     model: str
@@ -111,9 +110,9 @@ def measure(
     model: Transformer, documents: Sequence[Document],
     advance: Callable[[int], None] = lambda count: None,
 ) -> list[BucketResult]:  # fmt: skip
-    """Returns a row for each bucket of the documents, by their repetitions. All ranks call it.
+    """Returns a row for each bucket of documents, by repetitions. All ranks call it.
 
-    advance, collectives and errors are those of `extract` and `continuation_loss`.
+    advance, collectives and errors: as in `extract` and `continuation_loss`.
     """
     extractions = extract(model, documents, advance=advance)
     found = []
@@ -127,7 +126,7 @@ def measure(
 
 
 def read_buckets(path: Path) -> tuple[BucketResult, ...]:
-    """Returns the rows of a file that the command has written. Raises InputError."""
+    """Returns the rows of a file written by the command. Raises InputError."""
     table = Table(read_json(path), "", str(path))
     found = tuple(BucketResult.read(each) for each in table.tables("buckets"))
     if not found:

@@ -1,1 +1,1 @@
-"""Reports about jobs that hang: what each rank waits for, and which rank the others wait for."""
+"""Reports on hanging jobs: what each rank waits for, and which rank holds up the others."""

@@ -7,17 +7,17 @@ from collections.abc import Collection, Iterable, Mapping
 from axonn_ext.train.watchdog.report import Report, Waiting, name_ranks, with_ranks
 
 Reports = Mapping[int, Report | None]  # by rank; None: the rank gave none
-LEAST_SECONDS = 1.0  # a shorter wait says nothing
+LEAST_SECONDS = 1.0  # shorter waits are ignored
 
 
 def diagnose(reports: Reports, *, stuck: bool = True, unheard: Collection[int] = ()) -> str:
-    """Returns one sentence about why the job stands still, as far as the reports tell.
+    """Returns one sentence about why the job is stuck, as far as the reports tell.
 
-    It begins with the rank that has waited longest, and goes on to the rank that this one waits
-    for, as long as that rank itself waits for another.
+    It starts from the rank that has waited longest, and follows the waits from rank to rank until
+    one does not wait.
 
-    stuck: whether the job is known to stand still, so that a rank with fewer calls is named.
-    unheard: ranks without a report whose time is not up; none of them is blamed.
+    stuck: whether the job is known to be stuck, so that a rank with fewer calls is named.
+    unheard: ranks whose report is not due yet; none of them is blamed.
     """
     first = _longest(reports)
     if first is None:
@@ -57,11 +57,11 @@ def _longest(reports: Reports) -> tuple[int, Waiting] | None:
 
 
 def _blamed(reports: Reports, wait: Waiting, unheard: Collection[int]) -> int | None:
-    """Returns the peer that the wait is most likely for; None if every peer does its part.
+    """Returns the most likely peer that the wait is for; None if every peer does its part.
 
-    It is a peer that is unheard only if there is no other.
+    An unheard peer is returned only if there is no other.
     """
-    if len(wait.peers) == 1:  # the wait itself says whom it is for
+    if len(wait.peers) == 1:  # the wait itself names the peer
         return wait.peers[0]
     suspects = [peer for peer in wait.peers if not _does_its_part(reports.get(peer), wait)]
     heard = [peer for peer in suspects if peer not in unheard]
@@ -73,7 +73,7 @@ def _blamed(reports: Reports, wait: Waiting, unheard: Collection[int]) -> int | 
 
 
 def _does_its_part(report: Report | None, wait: Waiting) -> bool:
-    """Whether the rank waits in the same call, or has issued it where that is enough."""
+    """Whether the rank waits in the same call, or has issued it if that is enough."""
     if report is None:
         return False
     if any(other.is_same_call(wait) for other in report.waits):
@@ -82,7 +82,7 @@ def _does_its_part(report: Report | None, wait: Waiting) -> bool:
 
 
 def _is_behind(report: Report, wait: Waiting) -> bool | None:
-    """Whether the rank has yet to begin the call; None if that is not known."""
+    """Whether the rank has yet to begin the call; None if unknown."""
     for progress in report.progress:
         if progress.group == wait.group:
             return progress.num_calls < wait.number
@@ -90,7 +90,7 @@ def _is_behind(report: Report, wait: Waiting) -> bool | None:
 
 
 def _rank_of_suspect(report: Report | None, wait: Waiting) -> tuple[int, int]:
-    """Returns a sort key: smaller for a rank that is more likely to be to blame."""
+    """Returns a sort key, smaller for a rank that is more likely to blame."""
     if report is None:
         return (0, 0)
     return (1 if _is_behind(report, wait) else 2, len(report.waits))
@@ -120,7 +120,7 @@ def _nobody_to_blame(rank: int, wait: Waiting) -> str:
 
 
 def _without_waits(reports: Reports, *, stuck: bool, unheard: Collection[int]) -> str:
-    """Names ranks that are silent, or else the one that is furthest behind in a group."""
+    """Names silent ranks, or else the rank that is furthest behind in a group."""
     nobody = f"no rank has waited for another for {LEAST_SECONDS:g} s"
     silent = [rank for rank, report in reports.items() if report is None]
     if silent:

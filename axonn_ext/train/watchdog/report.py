@@ -1,4 +1,4 @@
-"""What one rank knows about itself while a job hangs."""
+"""One rank's report about itself while a job hangs."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ _MOST_RANKS = 8  # in a line
 
 @dataclass(frozen=True)
 class Waiting:
-    """A wait that is under way. All ranks are numbered as in the job.
+    """A wait in progress. Ranks are numbered as in the job.
 
-    group   the c10d name of the group; with GROUP_PREFIX before it if an orchestrator waits
-    label   for people: "axis x", or the name of a group that no Grid made
+    group   the c10d name of the group, prefixed with GROUP_PREFIX if an orchestrator waits
+    label   for display: "axis x", or the name of a group that no Grid made
     ranks   the ranks of the group
-    call    the op, and what the ranks compare of it
+    call    the op, and the properties of it that ranks compare
     number  of the call in the group, equal on all its ranks; 0 if calls are not numbered
-    peers   the ranks of which at least one has to do something before the wait ends
+    peers   ranks of which at least one must act before the wait ends
     what    completes a sentence about these peers
     """
 
@@ -51,14 +51,14 @@ class Waiting:
 
     @property
     def where(self) -> str:
-        """The op with its axis, for a line of text. Operands, such as "a=[4,4]", are left out."""
+        """The op with its axis, for one line of text, without operands such as "a=[4,4]"."""
         op = self.call.partition(" ")[0] if "=" in self.call else self.call
         number = f", call {self.number:,}" if self.number else ", a call"
         return f"{clipped(op)}{number} of {with_ranks(self.label, self.ranks)}"
 
     @property
     def in_background(self) -> bool:
-        """Whether a peer has done its part once it has issued the call, without waiting for it."""
+        """Whether a peer has done its part once it has issued the call without waiting."""
         return in_background(self.group)
 
     def is_same_call(self, other: Waiting) -> bool:
@@ -69,7 +69,7 @@ class Waiting:
 
 @dataclass(frozen=True)
 class Progress:
-    """How many calls a rank has begun in a group, and the last of them."""
+    """The number of calls that a rank has begun in a group, and the last of them."""
 
     group: str
     label: str
@@ -80,7 +80,7 @@ class Progress:
 
 @dataclass(frozen=True)
 class Report:
-    """What a rank waits for, how far it is, and where its main thread is."""
+    """A rank's waits, its progress, and where its main thread is."""
 
     rank: int
     host: str
@@ -99,7 +99,7 @@ class Report:
 
     @classmethod
     def of_ended(cls, rank: int, how: str) -> Report:
-        """The report of a rank that has ended, which gives none itself."""
+        """The report on behalf of a rank that has ended."""
         return cls(rank, "", 0, how, (), ())
 
     @classmethod
@@ -110,7 +110,7 @@ class Report:
         return cls(**values)
 
     def text(self) -> str:
-        """The report for people, without the stacks."""
+        """The report in readable form, without the stacks."""
         lines = [f"rank {self.rank}, host {self.host}, process {self.pid}", f"at {self.place}", ""]
         for wait in self.waits:
             lines += [
@@ -130,12 +130,12 @@ class Report:
 
 
 def in_background(group: str) -> bool:
-    """Whether a group's name stands for the collectives that an orchestrator issues in it."""
+    """Whether a group's name stands for the collectives that an orchestrator issues in a group."""
     return group.startswith(GROUP_PREFIX)
 
 
 def name_ranks(ranks: Sequence[int]) -> str:
-    """Returns "rank 3", or "ranks 0, 1, 2", of which there may be many."""
+    """Returns "rank 3" or "ranks 0, 1, 2"; long lists are shortened."""
     return f"rank{'' if len(ranks) == 1 else 's'} {first_of([*map(str, ranks)], _MOST_RANKS)}"
 
 
@@ -182,7 +182,7 @@ def stacks() -> str:
 
 
 def ranks_of(group: str) -> tuple[int, ...]:
-    """Returns the ranks of the c10d group of that name; none if it has been destroyed."""
+    """Returns the ranks of the c10d group with that name; none if it has been destroyed."""
     name = group.removeprefix(GROUP_PREFIX)
     try:
         found = dist.distributed_c10d._resolve_process_group(name)  # type: ignore[arg-type]
@@ -204,9 +204,9 @@ def _label(description: str) -> str:
 
 
 def _place(frame: FrameType | None) -> str:
-    """Names the innermost place of a stack that is not in Python's library or Torch's.
+    """Names the innermost place of a stack outside the standard library and installed packages.
 
-    A place in a library says less about the program than the place that called it.
+    A place in a library says less about the program than its caller does.
     """
     inner = frame
     while frame is not None and _is_library(frame.f_code.co_filename):

@@ -1,4 +1,4 @@
-"""Where watchdogs write, and what others read of it. It loads no Torch."""
+"""Where watchdogs write, and how others read it. Does not load Torch."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 SIGNAL = signal.SIGUSR2  # asks for reports
 HANGS = "hangs"  # the folder of reports, in a run's folder
 SUMMARY_FILE = "summary.txt"
-ASKED = "-asked"  # the name of reports that a user asked for ends so
+ASKED = "-asked"  # suffix of the name of reports requested by a user
 # A wait fails 30 s after its report, and torchrun waits 30 s more for a rank that has been stopped.
 _RECENT_SECONDS = 120.0
 
@@ -20,10 +20,9 @@ def summaries(folder: Path) -> set[Path]:
 
 
 def reason_for_failure(folder: Path, *, known: set[Path]) -> str | None:
-    """Returns what a watchdog has just said of a job that failed; None if it has said nothing.
+    """Returns a watchdog's recent summary of a failed job; None if there is none.
 
-    known: the summaries that were there before the job. One that a user asked for, or that is old,
-    is no reason.
+    known: the summaries from before the job. Old ones and ones requested by a user do not count.
     """
     written = [p for p in summaries(folder) - known if not p.parent.name.endswith(ASKED)]
     newest = max(written, key=lambda path: path.stat().st_mtime, default=None)

@@ -1,4 +1,4 @@
-"""A thread that reports what all ranks wait for when one waits too long, or when a user asks."""
+"""A thread that reports all ranks' waits when one waits too long, or when a user asks."""
 
 from __future__ import annotations
 
@@ -28,41 +28,41 @@ from axonn_ext.train.watchdog.summary import ASKED, HANGS, SUMMARY_FILE
 
 MOST_MARGIN_SECONDS = 30.0
 MOST_GATHER_SECONDS = 5.0
-_QUIET_SECONDS = 10.0  # the least between two questions for being late
+_QUIET_SECONDS = 10.0  # minimum time between two requests because of lateness
 _DEAF_SECONDS = 2.0  # while further signals, also from other ranks, count as the same request
-_LOOK_SECONDS = 0.25  # how often this rank looks whether it waits for too long
+_LOOK_SECONDS = 0.25  # how often this rank checks whether it has waited too long
 _LEAST_ROUND_SECONDS, _MOST_ROUND_SECONDS = 0.02, 0.5  # between two rounds of reading reports
-_TOPIC, _CHANGES = "report", "watchdog/changes"  # the latter counts reports, and ranks that end
+_TOPIC, _CHANGES = "report", "watchdog/changes"  # the latter counts reports and ended ranks
 
 
 @dataclass(frozen=True)
 class Times:
-    """After how many seconds a watchdog asks for reports, and how long it gathers them."""
+    """Seconds until a watchdog asks for reports, and for which it gathers them."""
 
     long: float
     gather: float
 
     @classmethod
     def before(cls, timeout_s: float) -> Times:
-        """The times where a wait fails after timeout_s: reports come shortly before.
+        """The times if waits fail after timeout_s: reports come shortly before that.
 
-        All ranks are then still where they wait. The time left is 30 s, or a quarter of timeout_s
-        if that is less; the reports are gathered in half of it, as a ring is heard a little later.
+        All ranks are then still waiting. The time left is 30 s, or a quarter of timeout_s if that
+        is less; reports are gathered in half of it, as a ring is heard a little later.
         """
         margin = min(MOST_MARGIN_SECONDS, timeout_s / 4)
         return cls(timeout_s - margin, min(MOST_GATHER_SECONDS, margin / 2))
 
 
 class Watchdog:
-    """Watches the waits of this rank while it is entered, which all ranks must do, inside the bell.
+    """Context manager that watches this rank's waits; all ranks must enter it, inside the bell.
 
     If this rank has waited for a peer, or has ended no step, for times.long seconds, it asks all
-    ranks for reports, by the bell. `hear` makes it ask at once. Every rank then writes what it
-    waits for, how many calls it has made in each group and its Python stacks to
-    FOLDER/hangs/NAME/rank-R.txt, and goes on. The rank that asked says in one line, also in
-    summary.txt, which rank holds the job up.
+    ranks for reports, by the bell. `hear` makes it ask at once. Every rank then writes its waits,
+    its number of calls in each group and its Python stacks to FOLDER/hangs/NAME/rank-R.txt, and
+    continues. The rank that asked names the rank that holds the job up in one line, also in
+    summary.txt.
 
-    say: shows the line. orchestrators: those of this rank; they may be set later.
+    say: shows the line. orchestrators: this rank's; may be set later.
     """
 
     orchestrators: Sequence[Orchestrator] = ()
@@ -75,9 +75,9 @@ class Watchdog:
         self._bell, self._store = bell, bell.store
         self._process, self._folder, self._say = process, folder, say
         self._reported: str | None = None  # the key of this rank's last report
-        self._next_ring = 0  # after that of the last question that it has answered
-        self._quiet_until = 0.0  # until then, this rank does not ask again for being late
-        self._deaf_until = 0.0  # until then, not for a signal either
+        self._next_ring = 0  # the ring after the last request that this rank answered
+        self._quiet_until = 0.0  # until then, this rank does not ask again because of lateness
+        self._deaf_until = 0.0  # until then, not because of a signal either
         self._last_step = math.inf
         self._left, self._failed = threading.Event(), False
         self._heard: queue.SimpleQueue[signal.Signals | Ring | None] = queue.SimpleQueue()
@@ -96,15 +96,15 @@ class Watchdog:
         self._failed = error is not None
         self._left.set()
         self._heard.put(None)
-        # After a failure, a question to the store may have no answer.
+        # After a failure, a request to the store may never be answered.
         self._thread.join(LEAVE_SECONDS if self._failed else None)
 
     def hear(self, number: signal.Signals) -> None:
-        """Tells it, from any thread, that this rank got the SIGNAL."""
+        """Records that this rank got the SIGNAL; any thread may call it."""
         self._heard.put(number)
 
     def step_ended(self) -> None:
-        """Tells it that a step ended, so that it notices if no other does."""
+        """Records the end of a step, so that the watchdog notices if no other follows."""
         self._last_step = time.monotonic()
 
     def _watch(self) -> None:
@@ -139,7 +139,7 @@ class Watchdog:
             self._ask(why, stuck=heard is None)
 
     def _overdue(self) -> str | None:
-        """Says what has lasted too long; None if nothing has."""
+        """Returns what has taken too long; None if nothing has."""
         now = time.monotonic()
         if now < self._quiet_until:
             return None
@@ -151,7 +151,7 @@ class Watchdog:
         return None
 
     def _ask(self, why: str, *, stuck: bool) -> None:
-        """Asks all ranks for reports. If several ranks ask at once, the first one has asked."""
+        """Asks all ranks for reports. If several ranks ask at once, the first one counts."""
         name = f"{time.strftime('%Y%m%d-%H%M%S')}-{self._process.rank}{'' if stuck else ASKED}"
         question = {"name": name, "rank": self._process.rank, "why": why, "stuck": stuck}
         self._bell.ring(_TOPIC, json.dumps(question), since=self._next_ring)
@@ -183,10 +183,10 @@ class Watchdog:
             self._say(f"cannot write {path}: {error.strerror}")
 
     def _gather(self, number: int) -> Reports:
-        """Returns the reports of all ranks; None for those that were looked at in vain in the end.
+        """Returns the reports of all ranks; None for those still missing after the time limit.
 
-        Ranks that have not been looked at after their time are left out. Until something changes,
-        a look costs the store one operation.
+        Ranks that were not checked after the time limit are left out. Until something changes, each
+        check costs the store one operation.
         """
         reports: dict[int, Report | None] = {}
         missing: Sequence[int] = range(self._process.world_size)
@@ -209,7 +209,7 @@ class Watchdog:
         return reports
 
     def _read(self, number: int, ranks: Sequence[int]) -> dict[int, Report]:
-        """Returns the reports of these ranks that are there, or say how a rank has ended."""
+        """Returns the available reports of these ranks, including those on how a rank ended."""
         reports: dict[int, Report] = {}
         for first in range(0, len(ranks), BATCH):
             batch = ranks[first : first + BATCH]

@@ -12,17 +12,17 @@ import torch.distributed as dist
 from torch import Tensor
 
 from axonn_ext import ops
-from axonn_ext.bench.verify.accuracy import relative_error
+from axonn_ext.verify.accuracy import relative_error
 
 Shape = tuple[int, int]
 
 
 @dataclass(frozen=True)
 class Matmul:
-    """What an op computes, without its help. M, K and N are sizes of the whole product.
+    """What an op computes, without using the op. M, K and N are sizes of the whole product.
 
-    option   the argument that is the dimension, if there is one
-    divided  of M, K and N, the one that the ranks divide between them, by dimension
+    option   the argument that gives the dimension, if there is one
+    divided  the one of M, K and N that is split over the ranks, by dimension
     shapes   a rank's a and b, from M, K, N, the dimension and the number of ranks
     results  every rank's result, from every rank's a and b and the dimension
     is_one   whether the result is one tensor that every rank holds, so that it has one gradient
@@ -82,7 +82,7 @@ class Case:
         self.op, self.dim, self.what = op, dim, MATMULS[op]
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
         gathers = self.what.option == "gather_dim"
-        multiples = self.what.divided[dim] if gathers else "MN"  # ranks share out a sum either way
+        multiples = self.what.divided[dim] if gathers else "MN"  # ranks may split a sum either way
         m, k, n = (
             size * (self.size if letter in multiples else 1)
             for letter, size in zip("MKN", (m, k, n), strict=True)
@@ -121,7 +121,7 @@ def op_failures(
     shapes: Sequence[tuple[int, int, int]],
     dtypes: Sequence[torch.dtype],
 ) -> list[str]:
-    """Returns wrong values and gradients on GPUs, and bits that differ from call to call.
+    """Returns wrong values and gradients on GPUs, and bits that differ between calls.
 
     shapes  M, K, N of one rank, which `Case` rounds or multiplies as the op needs
     """

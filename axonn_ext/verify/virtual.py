@@ -1,4 +1,4 @@
-"""Checks the fused GEMM on one GPU: alone, and between virtual ranks that share the GPU.
+"""Checks the fused GEMM on one GPU: by itself, and between virtual ranks that share the GPU.
 
 Virtual ranks wait, signal and sum as real ranks do, but have no links between them. `cuda` is the
 module axonn_ext._cuda. Every check raises AssertionError.
@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from axonn_ext.bench.verify.accuracy import check, check_same_bits
+from axonn_ext.verify.accuracy import check, check_same_bits
 
 DTYPES = (torch.bfloat16, torch.float16)
 # M, N, K of one rank's product: whole tiles, partial tiles, fewer rows than a tile, and a product
@@ -55,7 +55,7 @@ def check_gemm(
     transposed: tuple[bool, bool],
     wait_chunks: int,
 ) -> None:
-    """Checks a product that looks at that many flags, all of which are raised."""
+    """Checks a product that waits for that many flags, all already raised."""
     m, n, k = shape
     a = stored(draw(m, k, seed=1, dtype=dtype), transposed[0])
     b = stored(draw(k, n, seed=2, dtype=dtype), transposed[1])
@@ -83,7 +83,7 @@ def check_bias_and_residual(cuda: ModuleType, dtype: torch.dtype) -> None:
 def gathered(
     size: int, shape: Shape, arriving: str, dtype: torch.dtype, *, seed: int
 ) -> tuple[list[Tensor], list[Tensor], list[Tensor], list[Tensor]]:
-    """Returns, for each rank, shard, other operand, and the product in float64 and by torch."""
+    """Returns each rank's shard, other operand, and product, in float64 and by torch."""
     m, n, k = shape
     is_a = arriving in ("rows", "inner_a")
     others = [draw(*((k, n) if is_a else (m, k)), seed=seed + r, dtype=dtype) for r in range(size)]
@@ -103,7 +103,7 @@ def gathered(
 def check_gather(
     cuda: ModuleType, size: int, shape: Shape, dtype: torch.dtype, *, arriving: str
 ) -> None:
-    """Checks each rank's product of a gathered operand. A second call must have the same bits."""
+    """Checks each rank's product with a gathered operand. A second call must give the same bits."""
     shards, others, want, torchs = gathered(size, shape, arriving, dtype, seed=7)
     virtual = virtual_ranks(cuda, size)
     got = virtual.all_gather_matmul(shards, others, arriving=arriving)
@@ -114,7 +114,7 @@ def check_gather(
 
 
 def is_summable(size: int, shape: Shape, transposed: tuple[bool, bool]) -> bool:
-    """Whether kernels can load the rows of each destination, by their address in a transposed A."""
+    """Whether kernels can load each destination's rows, given their address in a transposed A."""
     return not transposed[0] or shape[0] // size % 8 == 0
 
 
@@ -144,7 +144,7 @@ def check_sum(
 ) -> None:
     """Checks the sum of the ranks' products, or each rank's rows of it.
 
-    A second call must have the same bits.
+    A second call must give the same bits.
     """
     m = shape[0]
     a, b = summands(size, shape, dtype, transposed)
@@ -164,7 +164,7 @@ def check_sum(
 
 
 def check_sum_broadcasts(cuda: ModuleType, size: int, shape: Shape, dtype: torch.dtype) -> None:
-    """Checks that the bits do not depend on the way in which sums are sent to all ranks."""
+    """Checks that the bits do not depend on how sums are sent to all ranks."""
     a, b = summands(size, shape, dtype)
     virtual = virtual_ranks(cuda, size)
     want = virtual.matmul_sum(a, b, everywhere=True, sum_broadcast="copy_engine")

@@ -10,10 +10,10 @@ import torch
 import torch.distributed as dist
 
 from axonn_ext import full_gradients, full_state_dict, nn, sync_gradients
-from axonn_ext.bench.verify.accuracy import relative_error
 from axonn_ext.ranks.grid import Grid
 from axonn_ext.spec.grid import GridShape
 from axonn_ext.spec.parallel import ROLES
+from axonn_ext.verify.accuracy import relative_error
 
 
 def factorisations(world_size: int) -> list[GridShape]:
@@ -23,7 +23,7 @@ def factorisations(world_size: int) -> list[GridShape]:
 
 
 def every_grid() -> list[Grid]:
-    """Returns every grid of all ranks. Make them only once, since groups take time to connect."""
+    """Returns every grid of all ranks. Call this only once, since groups take time to connect."""
     return [Grid(**shape.as_dict()) for shape in factorisations(dist.get_world_size())]
 
 

@@ -1,4 +1,4 @@
-"""Bounds of the errors that rounding explains."""
+"""Bounds on the errors that rounding explains."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def relative_error(got: Tensor, want: Tensor) -> float:
 
 
 def bound(dtype: torch.dtype, terms: int) -> float:
-    """Returns a bound of the round-off of a sum of `terms` products, relative to the largest sum.
+    """Returns a bound on the round-off of a sum of `terms` products, relative to the largest sum.
 
     Rounding errors add up like a random walk, to sqrt(terms) * eps for terms of the size of the
     result. The factor 4 covers the largest of some thousand elements.

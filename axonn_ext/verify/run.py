@@ -15,11 +15,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from axonn_ext.bench.verify.groups import MAX_FAILURES, Group
-from axonn_ext.bench.verify.worker import Task
 from axonn_ext.kernels.verified import Verdict
 from axonn_ext.spec.settings import PRODUCT_KERNELS, worker_environment
 from axonn_ext.terminal.errors import TrainingError
+from axonn_ext.verify.groups import MAX_FAILURES, Group
+from axonn_ext.verify.worker import Task
 
 STATUSES = PASSED, FAILED, NOT_RUN = "passed", "failed", "not run"
 TOTAL_SECONDS = 170.0
@@ -98,8 +98,8 @@ def verdicts_of(outcomes: Iterable[Outcome]) -> dict[str, Verdict]:
 def _noting_signals() -> Iterator[list[int]]:
     """Notes SIGTERM and SIGINT in a list; at the end, raises a TrainingError or KeyboardInterrupt.
 
-    A handler that raised could do so where subprocess.Popen holds its lock, which is then never
-    released, or before a process that has started is known to the one who must end it.
+    If the handler raised, it could do so while subprocess.Popen holds its lock, which would then
+    never be released, or before a started process is registered for cleanup.
     """
     heard: list[int] = []
     numbers = [n for n in (signal.SIGTERM, signal.SIGINT) if signal.getsignal(n) != signal.SIG_IGN]
@@ -136,7 +136,7 @@ class _Processes:
             command = [
                 sys.executable,
                 "-m",
-                "axonn_ext.bench.verify.worker",
+                "axonn_ext.verify.worker",
                 json.dumps(asdict(task)),
             ]
             with self.output_of(rank).open("wb") as output:
@@ -156,7 +156,7 @@ class _Processes:
         return self._folder / f"output{rank}"
 
     def found_by(self, rank: int) -> dict[str, Any]:
-        """Returns what a rank's process wrote; empty if it ended in the middle of its cases."""
+        """Returns the result that a rank's process wrote; empty if it ended amid its cases."""
         try:
             found = json.loads(self.result_of(rank).read_text(encoding="utf-8"))
         except (OSError, ValueError):
@@ -167,7 +167,7 @@ class _Processes:
         return dict(found)
 
     def wait(self, deadline: float) -> bool:
-        """Whether all have ended in time. Once one has failed, the others get little time."""
+        """Whether all ended in time. Once one has failed, the others get little time."""
         while not self._heard and any(process.poll() is None for process in self.running):
             if any(process.poll() for process in self.running):
                 deadline = min(deadline, time.monotonic() + GRACE_SECONDS)
@@ -185,7 +185,7 @@ class _Processes:
             time.sleep(0.02)
 
     def end(self) -> None:
-        """Kills the processes that are left, and those that they may have started."""
+        """Kills the remaining processes, and those that they may have started."""
         for process in self.running:
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGKILL)
@@ -193,7 +193,7 @@ class _Processes:
 
 
 def _environment(group: Group) -> Mapping[str, str]:
-    """Returns an environment without stamps, which may forbid the kernel, and measurements."""
+    """Returns an environment without measurements and stamps, which may lock the kernel."""
     kinds = group.kernel if group.kernel in PRODUCT_KERNELS else ""
     return worker_environment(
         AXONN_CACHE_DIR="",
@@ -206,8 +206,8 @@ def _environment(group: Group) -> Mapping[str, str]:
 def _judge(processes: _Processes, late_s: float | None, *, cut: bool) -> tuple[str, str, int]:
     """Returns status, reason and number of cases.
 
-    late_s  the seconds that were not enough; None if all processes ended in time
-    cut     whether these were fewer than the group's own seconds
+    late_s  the time limit that was exceeded; None if all processes ended in time
+    cut     whether the limit was below the group's own seconds
     """
     wrong: list[str] = []  # wrong values
     ends: list[str] = []  # how processes ended in the middle of the cases
@@ -226,7 +226,7 @@ def _judge(processes: _Processes, late_s: float | None, *, cut: bool) -> tuple[s
     if not wrong and late_s is not None and cut:
         return NOT_RUN, TIME_WAS_UP, 0
     if not wrong and not_run:
-        # Ranks that did not start, and those that were ended with them, know less of the reason.
+        # Ranks that did not start, or were ended with those, know less about the reason.
         return NOT_RUN, min(not_run, key=lambda reason: reason == NOT_STARTED), 0
     if not wrong and not ends:
         return PASSED, "", cases

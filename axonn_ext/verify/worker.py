@@ -1,4 +1,4 @@
-"""Runs one process of a group: `python -m axonn_ext.bench.verify.worker TASK_AS_JSON`."""
+"""Runs one process of a group: `python -m axonn_ext.verify.worker TASK_AS_JSON`."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ OF_THE_MACHINE = ("out of memory", "alloc_failed", "busy or unavailable", "find 
 
 @dataclass(frozen=True)
 class Task:
-    """What a process must run, and where it writes the result."""
+    """The work of a process, and where it writes the result."""
 
     target: str  # module:function
     rank: int
@@ -86,7 +86,7 @@ def _join(task: Task) -> None:
 
 
 def _is_of_the_machine(error: Exception) -> bool:
-    """Whether the error is not the kernel's: there is no kernel, or the machine lacks something."""
+    """Whether the machine caused the error: it has no kernel, or lacks something."""
     if isinstance(error, NotImplementedError | torch.OutOfMemoryError):
         return True
     if isinstance(error, subprocess.CalledProcessError):  # triton's C compiler may lack Python.h

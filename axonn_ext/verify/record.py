@@ -1,4 +1,4 @@
-"""Keeps what a run has found in the stamp, after every group of cases."""
+"""Writes a run's findings to the stamp after every group of cases."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from axonn_ext.bench.verify.groups import Group
-from axonn_ext.bench.verify.run import NOT_RUN, PASSED, Outcome, verdicts_of
 from axonn_ext.kernels import host, verified
 from axonn_ext.kernels.verified import Key, Stamp, Verdict
 from axonn_ext.spec import settings
+from axonn_ext.verify.groups import Group
+from axonn_ext.verify.run import NOT_RUN, PASSED, Outcome, verdicts_of
 
 
 @dataclass(frozen=True)
 class Kept:
     """Where the verdicts of this and earlier runs are kept; `why_not` if they are not.
 
-    known: all verdicts that the stamp has now
+    known: all verdicts that the stamp now has
     """
 
     path: Path | None = None
@@ -30,7 +30,7 @@ class Record:
 
     A kernel is right once all of its groups have passed on one GPU, and wrong once a group has
     failed. A group that has not run counts as not passed, whatever the reason: a run that is cut
-    short, or that was asked for a few groups, unlocks no kernel that was not checked as a whole.
+    short, or limited to a few groups, unlocks only kernels that were fully checked.
 
     key         the key of the stamp; None: it is not kept
     all_groups  the groups of a whole run on this machine
@@ -55,7 +55,7 @@ class Record:
     def _keep(self, *, complete: bool) -> Kept:
         cache_dir = settings.load().cache_dir
         if self._key is None:
-            why = f"{host.DRIVER} does not tell this GPU's model, by which it would be found"
+            why = f"{host.DRIVER} does not give this GPU's model, which identifies the stamp"
             return Kept(why_not=why)
         if not cache_dir:
             return Kept(why_not="AXONN_CACHE_DIR is empty")

@@ -14,28 +14,27 @@ from types import ModuleType
 
 import torch
 
-from axonn_ext.bench.verify import linears, products, ranks, virtual
 from axonn_ext.kernels import extension
 from axonn_ext.kernels.verified import FUSED
+from axonn_ext.verify import linears, products, ranks, virtual
 
 Found = tuple[int, list[str]]
 Check = tuple[str, Callable[[], None]]
 
 MAX_FAILURES = 20  # the most failures of a group that are reported
 MAX_RANKS = 8
-# A guess: up to about 60 kernels in a group, of some seconds each.
+# A guess: up to about 60 kernels in a group, at some seconds each.
 TRITON_SECONDS = 200.0
 
 
 @dataclass(frozen=True)
 class Group:
-    """Cases of one kernel that run in the same processes, which a crash would end for all of them.
+    """Cases of one kernel that run in the same processes, so that a crash ends all of them.
 
     target           module:function
     gpus             the number of GPUs, one for each rank; 1: all ranks share one GPU
     seconds          the time after which the group is ended
-    compile_seconds  the part of it in which kernels are compiled, for which the command takes
-                     longer
+    compile_seconds  the part of it spent compiling kernels, which makes the command take longer
     """
 
     name: str
@@ -91,7 +90,7 @@ def groups(num_gpus: int) -> list[Group]:
 
 
 def run_checks(checks: Iterator[Check]) -> Found:
-    """Runs all checks; an error that is not about values, such as one of CUDA, ends them."""
+    """Runs all checks; an error other than wrong values, such as a CUDA error, ends them."""
     failures, count = [], 0
     for name, check in checks:
         count += 1
@@ -113,16 +112,16 @@ def fused_module() -> ModuleType:
 
 
 def gemm_source() -> str:
-    """Returns whose fused GEMMs the current GPU has: "cutlass", "triton" or, if none, ""."""
+    """Returns the source of the current GPU's fused GEMMs: "cutlass", "triton" or "" for none."""
     if extension.cuda is None or not torch.cuda.is_available():
         return ""
     return str(extension.cuda.gemm_source(torch.cuda.current_device()))
 
 
 def sm90_module() -> ModuleType:
-    """Returns axonn_ext._cuda where the GEMMs for sm_90 (CUTLASS) run.
+    """Returns axonn_ext._cuda if the GEMMs for sm_90 (CUTLASS) run here.
 
-    Raises NotImplementedError elsewhere.
+    Raises NotImplementedError otherwise.
     """
     cuda = fused_module()
     if gemm_source() != "cutlass":
@@ -148,7 +147,7 @@ def plain_gemms() -> Found:
 
 
 def shapes_of(dtype: torch.dtype) -> tuple[virtual.Shape, ...]:
-    """Returns the shapes to check; of Triton's kernels, which have to be compiled, one in fp16."""
+    """Returns the shapes to check; in fp16, only one for Triton, whose kernels must be compiled."""
     few = gemm_source() == "triton" and dtype == torch.float16
     return virtual.SHAPES[:1] if few else virtual.SHAPES
 

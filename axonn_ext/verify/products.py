@@ -1,4 +1,4 @@
-"""Checks the kernels among which Linears choose for a product, under each of their names."""
+"""Checks the kernels that Linears may choose for a product, under each of their names."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from axonn_ext import ops  # noqa: F401  registers torch.ops.axonn
-from axonn_ext.bench.verify.accuracy import bound, relative_error
+from axonn_ext.verify.accuracy import bound, relative_error
 
 HALF = (torch.bfloat16, torch.float16)
 # The sizes are: one that every kernel supports, one that no tile divides, few rows, a large K.
