@@ -85,6 +85,14 @@ def test_a_row_that_is_no_number_spoils_no_other(dtype):
     assert losses[3] == losses[5] == 0 and not gradient[3].any() and not gradient[5].any()
 
 
+def test_a_large_offset_of_all_logits_costs_no_digits():
+    """Both are exact in fp32, whose neighbours of 8192 are a thousandth apart."""
+    logits = torch.randint(-32, 33, (50, 40)) / 8
+    labels = torch.randint(40, (50,))
+    near, far = (forward(logits + offset, labels)[0] for offset in (0, 8192))
+    torch.testing.assert_close(far, near, rtol=1e-6, atol=1e-6)
+
+
 def strided(logits: Tensor) -> dict[str, Tensor]:
     """The same logits, laid out in other ways."""
     rows, columns = logits.shape

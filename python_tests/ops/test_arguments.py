@@ -130,21 +130,6 @@ def test_modules_name_what_does_not_fit(pool) -> None:
 # --- Token ids and labels -------------------------------------------------------------------------
 
 
-def one_group_twice() -> str:
-    group, twos = grid_of(GridShape(x=2)).axis("x").name, torch.ones(2, 2)
-    return message_of(
-        lambda: torch.ops.axonn.linear_forward(
-            twos, twos, None, [group, group, ""], [2, 2, 1], True, 0, 0, False, False,
-            "sequential", False,
-        )
-    )  # fmt: skip
-
-
-def test_a_linear_needs_a_group_for_each_axis(pool) -> None:
-    for message in pool(2).run(one_group_twice):
-        assert "group_names must be three different groups, got '" in message
-
-
 def messages_of_models() -> Messages:
     """Of models whose vocabulary is 64."""
     grid = grid_of(GridShape(x=2))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from contextlib import nullcontext
 
 import pytest
@@ -188,7 +189,7 @@ def test_an_orchestrator_names_weights_that_are_not_its_own(pool) -> None:
         assert message.startswith("Orchestrator: a module came with another weight than its own")
 
 
-def saved_elements(linear: nn.Linear, x: Tensor) -> int:
+def saved_elements(call: Callable[[], Tensor]) -> int:
     sizes: list[int] = []
 
     def pack(t: Tensor) -> Tensor:
@@ -196,21 +197,40 @@ def saved_elements(linear: nn.Linear, x: Tensor) -> int:
         return t
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
-        linear(x).sum().backward()
+        call().sum().backward()
     return sum(sizes)
 
 
 def frozen_and_trained() -> tuple[int, int]:
     linear = nn.Linear(8, 4, grid=grid_of(GridShape(x=2)), role="expand", bias=False)
     x = torch.ones(16, 8, requires_grad=True)
-    trained = saved_elements(linear, x)
+    trained = saved_elements(lambda: linear(x))
     linear.weight.requires_grad_(False)
-    return saved_elements(linear, x), trained
+    return saved_elements(lambda: linear(x)), trained
 
 
 def test_a_frozen_weight_keeps_no_activation(pool) -> None:
     for frozen, trained in pool(2).run(frozen_and_trained):
         assert trained - frozen == 16 * 8
+
+
+def saved_by_products() -> list[int]:
+    """With an `a` of 2 x 4 and a `b` of 4 x 6, of which one needs a gradient."""
+    axis = grid_of(GridShape(x=2)).axis("x")
+    group, found = (axis.name, axis.size), []
+    for trained in range(2):
+        a, b = torch.ones(2, 4), torch.ones(4, 6)
+        (a, b)[trained].requires_grad_()
+        found += [
+            saved_elements(lambda: axonn.all_gather_matmul(a, b, 0, *group, "auto")),  # noqa: B023
+            saved_elements(lambda: axonn.matmul_reduce_scatter(a, b, 0, *group, "auto")),  # noqa: B023
+        ]
+    return found
+
+
+def test_a_product_keeps_what_the_other_operand_needs(pool) -> None:
+    for found in pool(2).run(saved_by_products):
+        assert found == [4 * 6, 4 * 6, 2 * 4, 2 * 4]
 
 
 def test_a_tangent_is_refused_not_dropped() -> None:

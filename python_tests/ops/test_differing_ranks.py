@@ -200,6 +200,23 @@ def test_a_linear_of_ranks_that_differ_ends_on_every_rank(pool, algorithm):
             assert any("(here x=float32[" in message for message in errors), "other rows on z"
 
 
+def one_group_twice() -> str:
+    """Ranks that wait for two calls of one group at once would wait in vain."""
+    group, twos = new_group().group_name, ones(2, 2)
+    with configured(timeout_seconds=20.0):
+        return error_of(
+            lambda: ops.linear_forward(
+                twos, twos, None, [group, group, ""], [2, 2, 1], True, 0, 0, False, False,
+                "sequential", False,
+            )
+        )  # fmt: skip
+
+
+def test_a_linear_needs_a_group_for_each_axis(pool):
+    for message in pool(2).run(one_group_twice):
+        assert "group_names must be three different groups, got '" in message
+
+
 # --- Groups whose ranks share no memory -----------------------------------------------------------
 
 

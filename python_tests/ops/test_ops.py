@@ -12,11 +12,11 @@ import torch.distributed as dist
 
 import axonn_ext
 from axonn_ext import Grid, GridShape, nn, ops
-from axonn_ext.bench.verify.ranks import OPS, Case, draw
 from axonn_ext.kernels import extension
 from axonn_ext.ops import specs
 from axonn_ext.ranks import collectives
 from axonn_ext.ranks.grid import AxisGroup
+from axonn_ext.verify.ranks import OPS, Case, draw
 from grids import bound, grid_of, relative_error
 from op_shapes import documented_shapes
 from worker_pool import WorkerError, WorkerPool
@@ -327,18 +327,27 @@ def test_error_messages(pool):
         assert messages == expected
 
 
-def differentiate_twice() -> str:
-    layer = nn.Linear(8, 8, grid=Grid(x=2), role="expand")
-    x = torch.ones(4, 8, requires_grad=True)
-    (dx,) = torch.autograd.grad(layer(x).square().sum(), x, create_graph=True)
+def differentiate_twice(shape: GridShape, options: dict[str, bool]) -> str:
+    """Also of operands that were gathered: their copies have no history."""
+    layer = nn.Linear(8, 8, grid=grid_of(shape), role="expand", **options)
+    x = grid_of(shape).shard(torch.ones(8, 8), layer.input_dims).requires_grad_()
+    (dx,) = torch.autograd.grad(layer(x).sum(), x, create_graph=True)
     with pytest.raises(NotImplementedError) as error:
         dx.sum().backward()
     layer(x)  # the groups are still of use
     return str(error.value)
 
 
-def test_second_derivative_is_refused(pool):
-    for message in pool(2).run(differentiate_twice):
+@pytest.mark.parametrize(
+    ("shape", "options"),
+    [
+        (GridShape(x=2), {}),
+        (GridShape(x=2, z=2), {"save_gathered": True, "reshard_after_forward": False}),
+    ],
+    ids=["shards", "gathered"],
+)
+def test_second_derivative_is_refused(pool, shape, options):
+    for message in pool(shape.size).run(differentiate_twice, shape, options):
         assert "linear_backward" in message and "create_graph=False" in message
 
 

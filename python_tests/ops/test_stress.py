@@ -20,7 +20,7 @@ from torch import Tensor
 
 import axonn_ext
 from axonn_ext import Grid
-from axonn_ext.bench.verify import ranks
+from axonn_ext.verify import ranks
 from matmul_facts import LOW_PRECISION, MATMULS, in_order
 
 WORLD = 4

@@ -73,9 +73,7 @@ void check_rows(const char* op, const char* name, const at::Tensor& t, at::IntAr
 // Makes the ranks' largest logits and sums those of all ranks, and gives all of them the label's.
 void join(Group& group, at::Tensor& found) {
   const auto top = agree_and_all_reduce(group, found[0], /*maximum=*/true);
-  // A factor is 1, not NaN, where all logits are -inf.
-  const auto factor = at::where(found[0] == top, 1, (found[0] - top).exp_());
-  found[1].mul_(factor);
+  found[1].mul_((found[0] - top).exp_());
   const auto sums = agree_and_all_reduce(group, found.narrow(0, 1, 2), /*maximum=*/false);
   found[0].copy_(top);
   found.narrow(0, 1, 2).copy_(sums);
