@@ -2,7 +2,7 @@
 
     with axonn_ext.warm_up():
         train_step(batch)              # every call that was never measured is measured here
-    for choice in axonn_ext.kernels.tuning.choices():
+    for choice in axonn_ext.tuning.choices():
         print(choice)
 
 Calls are measured only inside a warm-up. The signature of a call is its op, shapes, layouts, dtype,

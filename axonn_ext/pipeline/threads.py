@@ -75,13 +75,13 @@ class MessageThread:
     def _run(self) -> None:
         while (job := self._jobs.get()) is not None:
             try:
-                self._carry(job)
+                self._pass_on(job)
             finally:
                 job.tensor = None
                 del job
                 self._jobs.task_done()
 
-    def _carry(self, job: Job) -> None:
+    def _pass_on(self, job: Job) -> None:
         raise NotImplementedError
 
 
@@ -99,7 +99,7 @@ class Sender(MessageThread):
         """Returns a description of the message being sent, for errors if it cannot be."""
         return f"{self._now or 'a message'} was not sent to rank {self._to}"
 
-    def _carry(self, job: Job) -> None:
+    def _pass_on(self, job: Job) -> None:
         tensor, self._now = job.tensor, job.message
         assert tensor is not None
         if self._has_failed:
@@ -130,7 +130,7 @@ class Receiver(MessageThread):
     def stop(self) -> None:
         self._incoming.stop()
 
-    def _carry(self, job: Job) -> None:
+    def _pass_on(self, job: Job) -> None:
         self._inbox.wait_for_room(job.message.direction)
         try:
             if job.key not in self.forms:

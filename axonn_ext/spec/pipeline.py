@@ -43,8 +43,8 @@ def fixed_order(
 
     Each task occurs once, backward after forward, and the tasks of a kind and chunk are in
     ascending order of micro-batch, so that gradients are always added in this order. The orders of
-    all stages cannot deadlock. On each link, messages are received in the order in which they are
-    sent.
+    all stages cannot deadlock. Messages are received in the order in which they are sent, on each
+    channel.
 
         gpipe        all forwards, then all backwards
         1f1b         stages - stage - 1 forwards, then forwards and backwards alternate

@@ -3,7 +3,7 @@
 A stage runs one task at a time. Its messages arrive later; sending does not delay its next task.
 The messages of one direction between two ranks arrive in the order in which they were sent: a late
 one holds up those behind it. This needs no code: stages of every schedule take the messages of a
-link in the order in which they were sent, so none waits for one that is behind a late one.
+channel in the order in which they were sent, so none waits for one that is behind a late one.
 """
 
 from __future__ import annotations

@@ -106,7 +106,7 @@ class Trainer:
         self._optimizer.zero_grad()
         if self._model.orchestrator is not None:
             self._model.orchestrator.end_step()
-        return sum(choice.source == "measured" for choice in axonn_ext.kernels.tuning.choices())
+        return sum(choice.source == "measured" for choice in axonn_ext.tuning.choices())
 
     def resume(self, checkpoint: Path) -> Resumed:
         """Resumes from a checkpoint; returns a description of the run that wrote it.

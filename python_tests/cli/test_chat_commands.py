@@ -91,7 +91,7 @@ def test_chats_are_fine_tuned_exported_and_continued(model, tmp_path, capsys) ->
     assert "2 examples, 0 held out" in shown
     assert (
         f"3 examples skipped: 2 with nothing to learn (first: {data}, line 2), 1 with no room for "
-        f"what is learned (first: {data}, line 3)"
+        f"learned tokens (first: {data}, line 3)"
     ) in shown
     assert "no evaluation: data.held_out is 0.05, which is none of 2 examples" in shown
     assert main(["checkpoint", "export", str(run), str(out)]) == 0

@@ -109,12 +109,12 @@ def test_captured_in_a_graph(gpu_pool, world_size, algorithm):
 
 def check_auto_is_measured() -> list[tuple[str, str, tuple[str, ...]]]:
     a, b = torch.randn(64, 64, device="cuda"), torch.randn(64, 32, device="cuda")
-    axonn_ext.kernels.tuning.clear()
+    axonn_ext.tuning.clear()
     with axonn_ext.warm_up():
         ops.matmul_all_reduce(a, b, dist.group.WORLD)
     return [
         (choice.source, choice.algorithm, tuple(sorted(choice.median_us)))
-        for choice in axonn_ext.kernels.tuning.choices()
+        for choice in axonn_ext.tuning.choices()
         if "device=cuda" in choice.signature
     ]
 

@@ -295,7 +295,7 @@ EXPECTED = [
      "Attention has heads (num_heads=4)", "LlamaAttention", "leave_plain=True"),
     ("2 modules cannot be placed", "1 (Conv1d 4 x 4 x 1): parallelize has no module in place of",
      "2 (Linear 8 -> 7): ", "out_features=7 must be divisible by 2 (axes x=2)"),
-    ("1 (Gated): ", "a parameter of its own (scale)"),
+    ("1 (Gated): ", "its own parameter (scale)"),
     ("OneRMSNorm does not compute an RMSNorm",),
     ("RuntimeError: parallelize: the input of second", "differs by", "works across features"),
     ("ValueError: parallelize: dropout must be 0", "  1 (Dropout) has p=0.25"),

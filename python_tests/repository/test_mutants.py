@@ -46,6 +46,32 @@ def test_mistakes_have_a_place_and_tests() -> None:
             assert not name or f"def {name.partition('[')[0]}(" in file.read_text(), mutant.tests
 
 
+def test_the_test_that_notices_is_recorded(tmp_path, monkeypatch) -> None:
+    tool = load("tools/mutants.py")
+    rows = """[[part]]
+source = "a.py"
+tests = "x"
+
+[[part.change]]
+what = "one"
+old = "1"
+new = "2"
+
+[[part.change]]
+what = "two"
+noticed_by = "t.py::old"
+old = "3"
+new = "4"
+"""
+    path = tmp_path / "table.toml"
+    path.write_text(rows)
+    monkeypatch.setattr(tool, "TABLE", path)
+    for mutant in tool.load_table(path):
+        tool.record(mutant, f"t.py::test_{mutant.what}")
+    recorded = rows.replace('what = "one"\n', 'what = "one"\nnoticed_by = "t.py::test_one"\n')
+    assert path.read_text() == recorded.replace("t.py::old", "t.py::test_two")
+
+
 def test_docs_have_the_table() -> None:
     docs = table.DOCS.read_text()
     assert table.with_table(docs, table.load_table()) == docs, (

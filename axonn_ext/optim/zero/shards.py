@@ -265,7 +265,7 @@ def _fill(summed: SummedBucket, run: Run, gradient: Tensor) -> None:
 
 
 def _without(bucket: Bucket, filled: set[int]) -> str:
-    """Returns a note on the number of a bucket's gradients that are missing; "" if none."""
+    """Returns a note on which of a bucket's gradients are missing; "" if none."""
     missing = [i for i, run in enumerate(bucket.runs) if id(run.parameter) not in filled]
     return f", without {missing} of {len(bucket.runs)}" if missing else ""
 

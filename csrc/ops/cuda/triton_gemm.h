@@ -1,4 +1,4 @@
-// The fused GEMMs in Triton (axonn_ext/kernels/triton/fused.py), which Python has registered as ops.
+// The fused GEMMs in Triton (kernels/triton/fused.py), which Python has registered as ops.
 #pragma once
 
 #include "core/cuda/fused/fused_calls.h"
