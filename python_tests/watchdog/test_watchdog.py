@@ -320,5 +320,5 @@ def test_a_rank_that_waits_as_groups_are_made_is_watched(tmp_path) -> None:
             each.kill()
             each.wait()
     [report] = folder.glob(f"{HANGS}/*/rank-0.txt")
-    where = r"^at axonn_ext/(meeting|grid|side_groups|stores)\.py:"
+    where = r"^at ranks/(meeting|grid|side_groups|stores)\.py:"
     assert re.search(where, report.read_text(), re.M)
