@@ -110,7 +110,7 @@ _MODULES = {
     },
     "tracing": "ranks.tracing",
     "tuning": "kernels.tuning",
-    "_library": "kernels.extension",  # its name before
+    "_library": "kernels.extension",  # by its earlier name, which scripts for GPUs import
 }
 _HOMES = {
     "CommunicationRecord": "ranks.tracing",

@@ -312,6 +312,7 @@ for module in pkgutil.walk_packages(axonn_ext.__path__, "axonn_ext."):
     if not skip and module.name not in needs:
         importlib.import_module(module.name)
 
+assert axonn_ext._library is axonn_ext.kernels.extension  # scripts import it by that name
 assert not torch.distributed.is_initialized(), "a process group was created"
 assert not torch.cuda.is_initialized(), "CUDA was initialised"
 assert torch.get_default_dtype() == torch.float32, "the default dtype was changed"

@@ -20,9 +20,10 @@ from axonn_ext.calibrate.find_machine import machine_of_gpu
 from axonn_ext.cli import main
 from axonn_ext.cli.train import _worker_arguments
 from axonn_ext.planner import load_machine, plan
-from axonn_ext.planner.machines.machine import machine_names
+from axonn_ext.planner.machines.machine import machine_file, machine_names
 from axonn_ext.ranks.launch.place import Process
 from axonn_ext.ranks.launch.process import settled_by_rank_0
+from axonn_ext.spec.files.files import read_toml
 from axonn_ext.terminal.errors import UserError
 from axonn_ext.train.auto_grid import choose_grid, machine_here, make_request
 from axonn_ext.train.config_file import Override, load_config
@@ -63,6 +64,12 @@ def test_auto_grid_is_the_planners_for_the_options_as_they_are() -> None:
 def test_machine_with_such_gpus(gpu: str, machine: str | None) -> None:
     assert machine_of_gpu(gpu) == machine
     assert machine is None or machine in machine_names()
+
+
+def test_no_two_machines_claim_the_same_gpu() -> None:
+    claimed = [read_toml(machine_file(name)).get("gpu") for name in machine_names()]
+    gpus = [gpu for gpu in claimed if gpu]
+    assert gpus and len(set(gpus)) == len(gpus)
 
 
 def test_machine_that_was_measured_comes_first(
