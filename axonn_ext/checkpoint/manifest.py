@@ -29,6 +29,7 @@ from axonn_ext.spec.files.files import parse_json, read_text
 
 MANIFEST = "manifest.json"
 FORMAT = 3
+OLD_FORMATS = (1, 2)  # in 1, values were plain JSON
 EXTENT_BYTES = 1 << 20  # a file has one checksum per extent of this size
 MOST_BYTES = 1 << 32  # of a manifest; format 2 takes about a hundred bytes per block
 _MOST_INDEX_BYTES = 1 << 30  # of an index: about a hundred bytes per block of the file

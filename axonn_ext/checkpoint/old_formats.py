@@ -22,7 +22,6 @@ from axonn_ext.checkpoint.manifest import (
 )
 from axonn_ext.checkpoint.values import decode
 
-FORMATS = (1, 2)  # in 1, values were plain JSON
 _FILE_NAME = re.compile(r"rank-\d{5,7}\.safetensors")
 _RANDOM = re.compile(r"(rng\.\w+)\.(\d+)")
 

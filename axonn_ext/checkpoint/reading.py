@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from axonn_ext.checkpoint import old_formats
 from axonn_ext.checkpoint.errors import CheckpointError
 from axonn_ext.checkpoint.layout import MOST_RANKS, file_name
 from axonn_ext.checkpoint.manifest import (
@@ -15,6 +14,7 @@ from axonn_ext.checkpoint.manifest import (
     MALFORMED,
     MANIFEST,
     MOST_BYTES,
+    OLD_FORMATS,
     Manifest,
     read_framed,
     tensor_of,
@@ -34,13 +34,12 @@ def read_manifest(folder: Path) -> Manifest:
     except InputError as error:
         raise CheckpointError(f"{folder} is not a usable checkpoint: {error}") from None
     try:
-        is_old = body["format"] in old_formats.FORMATS
-        if not (is_old or body["format"] == FORMAT) or body["extent_bytes"] != EXTENT_BYTES:
+        if body["format"] not in (*OLD_FORMATS, FORMAT) or body["extent_bytes"] != EXTENT_BYTES:
             raise CheckpointError(
                 f"{path}: expected format {FORMAT} with extents of {EXTENT_BYTES} bytes, got "
                 f"format {body['format']!r}: another version of axonn_ext wrote it"
             )
-        found = old_formats.manifest_of(body) if is_old else _manifest_of(body)
+        found = _manifest_of(body)
         objects = (found.facts, found.extra, *found.optimizer_options)
         if not all(isinstance(each, dict) for each in objects):
             raise ValueError("facts, extra and optimizer_options must be objects")
@@ -52,6 +51,10 @@ def read_manifest(folder: Path) -> Manifest:
 
 
 def _manifest_of(body: Mapping[str, Any]) -> Manifest:
+    if body["format"] != FORMAT:
+        from axonn_ext.checkpoint import old_formats
+
+        return old_formats.manifest_of(body)
     count, num_bytes = body["num_files"], body["num_bytes"]
     if not all(type(n) is int for n in (count, num_bytes)) or not 0 < count <= MOST_RANKS:
         raise ValueError(f"expected 1 to {MOST_RANKS} files, got {count}")

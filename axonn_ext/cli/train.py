@@ -15,7 +15,6 @@ from typing import Any
 from torch.distributed import Store
 
 from axonn_ext.ranks.launch import process
-from axonn_ext.ranks.launch.launcher import launch
 from axonn_ext.ranks.launch.place import Process
 from axonn_ext.ranks.launch.preemption import SIGNALS
 from axonn_ext.spec import settings
@@ -157,6 +156,8 @@ def run(args: argparse.Namespace, extra: Sequence[str], *, note: str = "") -> in
 
 def _launch(world_size: int, arguments: Sequence[str], config: Config, folder: Path) -> None:
     """Runs the processes. If the job fails, the message includes a watchdog's findings."""
+    from axonn_ext.ranks.launch.launcher import launch  # ranks do not need it
+
     forwarded = (SIGNAL, *SIGNALS) if config.checkpoint.interval else (SIGNAL,)
     before = summaries(folder)
     try:

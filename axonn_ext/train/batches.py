@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -14,8 +15,6 @@ from axonn_ext.data import (
     Evaluation,
     EvaluationBatches,
     Examples,
-    PackedBatches,
-    PackedEvaluation,
     RowGroup,
     TrainingBatches,
 )
@@ -24,6 +23,9 @@ from axonn_ext.ranks import collectives
 from axonn_ext.ranks.grid import Grid
 from axonn_ext.terminal.errors import TrainingError
 from axonn_ext.train.config import Config
+
+if TYPE_CHECKING:
+    from axonn_ext.data import PackedBatches
 
 
 def row_group(grid: Grid) -> RowGroup:
@@ -41,6 +43,8 @@ def make_batches(
     """
     train, length = config.train, config.model.sequence_length
     if isinstance(corpus, Examples):
+        from axonn_ext.data import PackedEvaluation
+
         packed = packed_batches(config, corpus, group)
         if not train.eval_interval or not corpus.held_out:
             return packed, None
@@ -66,6 +70,8 @@ def make_batches(
 
 def packed_batches(config: Config, examples: Examples, group: RowGroup) -> PackedBatches:
     """Returns a row group's share of the packed examples."""
+    from axonn_ext.data import PackedBatches
+
     train = config.train
     return PackedBatches(
         examples.train, sequence_length=config.model.sequence_length, batch_size=train.batch_size,

@@ -12,7 +12,6 @@ import torch
 
 from axonn_ext import _C
 from axonn_ext.overlap import Orchestrator
-from axonn_ext.overlap.chrome_trace import Span, write_chrome_trace
 from axonn_ext.overlap.clock import StreamClock
 from axonn_ext.ranks.grid import Grid
 from axonn_ext.ranks.tracing import waited_seconds
@@ -166,6 +165,8 @@ class Exposure:
         return waited
 
     def _write_profile(self) -> None:
+        from axonn_ext.overlap.chrome_trace import Span, write_chrome_trace
+
         assert self._profile is not None
         spans = [
             Span(name, self._seconds(begin), self._seconds(end), details)

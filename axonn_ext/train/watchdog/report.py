@@ -6,7 +6,6 @@ import json
 import os
 import socket
 import sys
-import sysconfig
 import threading
 import traceback
 from collections.abc import Iterable, Sequence
@@ -219,6 +218,8 @@ def _place(frame: FrameType | None) -> str:
 
 
 def _is_library(file: str) -> bool:
+    import sysconfig  # loaded only for a report
+
     paths = sysconfig.get_paths()
     if file.startswith(("<frozen ", os.path.dirname(torch.__file__) + os.sep)):
         return True
