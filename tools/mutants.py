@@ -69,7 +69,7 @@ def load_table(path: Path = TABLE) -> list[Mutant]:
 
 def run_core_tests(tests: str) -> tuple[int, str]:
     """The status, as pytest's, of the core's tests, and the test that failed."""
-    build = ["cmake", "--build", CPP_BUILD, "--target", "core_tests"]
+    build = ["cmake", "--build", CPP_BUILD]
     if subprocess.run(build, stdout=subprocess.DEVNULL).returncode:
         return _BROKEN, ""
     ctest = ["ctest", "--test-dir", CPP_BUILD, "--no-tests=error", "--stop-on-failure", "-R", tests]

@@ -60,13 +60,13 @@ inline Op linear(const LinearPass& pass, bool contracts = false) {
   };
 }
 
-// Returns a call on one group, in chunks, or one that is refused as by Call::refuse.
+// Returns a call on one group, or one that is refused as by Call::refuse.
 inline Op collective(int axis, Pattern pattern, bool refused = false) {
   return [=](Callers& callers) {
     Caller& caller = callers[axis];
     if (caller.size == 1) return Program{};
+    if (!refused) return call_program(pattern, 4 * caller.size, caller);
     ++caller.epoch;
-    if (!refused) return call_program(pattern, {4 * caller.size, caller.size, 2}, caller);
     Program program = begin_program(caller);
     program.push_back(complete_program(caller).front());
     return program;

@@ -1,8 +1,6 @@
 // What a rank does in a fused Linear, which has calls on three groups open at once, as a list of
-// steps for the tests' simulator. It repeats ops/cpu/linear.cpp (fused_forward, fused_backward) and
-// the parts of these in ops/cpu/fused.cpp and product.cpp, name by name and line by line, without
-// the tensors. Whoever changes the order of calls, waits and signals there must change it in
-// linear_program.cpp, too.
+// steps for the tests' simulator. They are recorded from core/symmetric/fused_order.h, whose code
+// ops/cpu/linear.cpp runs.
 #pragma once
 
 #include <array>

@@ -4,6 +4,7 @@
 
 #include "core/symmetric/protocol.h"
 #include "core/symmetric/symmetric_group.h"
+#include "model/recorded_parts.h"
 
 namespace axonn::comm {
 
@@ -33,32 +34,26 @@ Program complete_program(const Caller& caller) {
   return {{Action::kComplete, caller.rank, caller.rank, 0, caller.epoch, caller.group}};
 }
 
-Program call_program(Pattern pattern, const ChunkPlan& plan, const Caller& caller) {
-  Program program = begin_program(caller);
-  Recorder call(caller, program);
-  const auto layout = SignalLayout::of(plan, pattern == Pattern::kAllReduce ? 2 : 1);
-  const auto produce = [&](ChunkIndex index, Range) { call.write(layout.flag(0, index)); };
-  const auto reduce = [&](ChunkIndex index, Range) { call.add_all(layout.flag(0, index)); };
-  switch (pattern) {
-    case Pattern::kGather:
-      run_gather(call, plan, produce,
-                 [&](ChunkIndex index, Range) { call.read(index.shard, layout.flag(0, index)); });
-      break;
-    case Pattern::kReduceScatter:
-      run_reduce_scatter(call, plan, produce, reduce);
-      break;
-    case Pattern::kAllReduce:
-      run_all_reduce(
-          call, plan, produce,
-          [&](ChunkIndex index, Range positions) {
-            reduce(index, positions);
-            if (plan.num_shards > 1) call.write(layout.flag(1, index));
-          },
-          [&](ChunkIndex index, Range) { call.read(index.shard, layout.flag(1, index)); });
-      break;
+namespace {
+
+void record_call(Pattern pattern, int64_t count, RecordedCall call) {
+  if (pattern == Pattern::kGather) {
+    RecordedGather(call, {1, 1}, 0).take();
+    return;
   }
-  const Program end = complete_program(caller);
-  program.insert(program.end(), end.begin(), end.end());
+  const auto drain = pattern == Pattern::kReduceScatter ? Drain::kScatterRows : Drain::kAllReduce;
+  RecordedSum sum(call, count, 1, drain, pattern == Pattern::kOneShot, /*in_one_piece=*/false);
+  sum.produce([&](int64_t part) {
+    if (sum.rows(part).size() > 0) sum.slot(part);
+  });
+  sum.finish();
+}
+
+}  // namespace
+
+Program call_program(Pattern pattern, int64_t count, Caller& caller) {
+  Program program;
+  record_call(pattern, count, {caller, program});
   return program;
 }
 

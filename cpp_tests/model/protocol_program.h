@@ -1,5 +1,5 @@
 // What a rank does in one collective, as a list of steps. They are recorded from the code of
-// protocol.h that the ops run, and from the tile schedules that kernels follow; the tests'
+// fused_order.h that the ops run, and from the tile schedules that kernels follow; the tests'
 // simulator runs them. Steps name their group, so that a program may have calls on several groups
 // open at once.
 #pragma once
@@ -38,11 +38,11 @@ struct Step {
 
 using Program = std::vector<Step>;
 
-// The patterns that all ops are made of. A gather's plan may cut rows, columns or K.
+// The patterns that all ops are made of.
 //   kGather          all_gather, all_gather_matmul, matmul_all_gather_rhs
 //   kReduceScatter   reduce_scatter, matmul_reduce_scatter, and the weight's gradient over z
-//   kAllReduce       all_reduce, matmul_all_reduce; with plan.num_shards = 1 in one shot
-enum class Pattern : int32_t { kGather, kReduceScatter, kAllReduce };
+//   kAllReduce       all_reduce, matmul_all_reduce; kOneShot is a small one
+enum class Pattern : int32_t { kGather, kReduceScatter, kAllReduce, kOneShot };
 
 // Identifies a call by its caller and its epoch.
 struct Caller {
@@ -84,8 +84,9 @@ class Recorder {
 Program begin_program(const Caller& caller);
 Program complete_program(const Caller& caller);
 
-// Returns a whole call of a rank that is one thread, as on the CPU.
-Program call_program(Pattern pattern, const ChunkPlan& plan, const Caller& caller);
+// Returns a whole call of a rank that is one thread, as on the CPU. `count` elements are summed;
+// the caller's epoch is that of the call before.
+Program call_program(Pattern pattern, int64_t count, Caller& caller);
 
 // On CUDA a gather that feeds a GEMM has three parts, on two streams. The transport publishes the
 // own shard and copies peers' chunks into local memory, in the order of GatherTiles, raising local

@@ -11,6 +11,7 @@
 
 #include "core/gemm/launch_config.h"
 #include "core/schedule/tile_schedule.h"
+#include "core/symmetric/signal_layout.h"
 #include "model/happens_before.h"
 #include "model/protocol_simulator.h"
 

@@ -1,4 +1,4 @@
-// Tests the protocol of comm::Call and core/symmetric/protocol.h for ranks of one thread: no
+// Tests the protocol of comm::Call and core/symmetric/fused_order.h for ranks of one thread: no
 // interleaving of ranks deadlocks, reads too early or overwrites too early, and the simulator finds
 // protocols that are broken.
 #include "model/protocol_simulator.h"
@@ -22,7 +22,7 @@ constexpr int64_t kMaxStates = 2'000'000;
 
 struct CollectiveCall {
   Pattern pattern;
-  ChunkPlan plan;
+  int64_t count;
   bool refused = false;  // as by Call::refuse, on all ranks: completed without hearing from peers
 };
 
@@ -39,10 +39,9 @@ std::vector<Program> programs_of(int64_t size, const std::vector<CollectiveCall>
                                  Epoch first_epoch = kBeforeWrap) {
   std::vector<Program> ranks(static_cast<size_t>(size));
   for (int64_t rank = 0; rank < size; ++rank) {
-    Epoch epoch = first_epoch;
-    for (const auto& [pattern, plan, refused] : calls) {
-      const Caller caller{rank, size, ++epoch};
-      Program call = call_program(pattern, plan, caller);
+    Caller caller{rank, size, first_epoch};
+    for (const auto& [pattern, count, refused] : calls) {
+      Program call = call_program(pattern, count, caller);
       if (refused) {
         call = begin_program(caller);
         call.push_back(complete_program(caller).front());
@@ -54,16 +53,11 @@ std::vector<Program> programs_of(int64_t size, const std::vector<CollectiveCall>
   return ranks;
 }
 
-// Returns the kinds of calls that ops make, whole and in chunks; in the last, chunks are empty on
-// some ranks.
+// Returns the kinds of calls that ops make. Of one sum, the last rank's part is empty.
 std::vector<CollectiveCall> kinds(int64_t size) {
-  return {{Pattern::kGather, {size * 4, size}},
-          {Pattern::kGather, {size * 4, size, 2}},
-          {Pattern::kReduceScatter, {size * 4, size, 2}},
-          {Pattern::kAllReduce, {size * 4, size}},
-          {Pattern::kAllReduce, {4, 1}},
-          {Pattern::kAllReduce, {size + 1, size, 2}},
-          {Pattern::kGather, {size * 4, size}, /*refused=*/true}};
+  return {{Pattern::kGather, size},        {Pattern::kReduceScatter, size},
+          {Pattern::kAllReduce, size},     {Pattern::kOneShot, 4},
+          {Pattern::kAllReduce, size - 1}, {Pattern::kGather, size, /*refused=*/true}};
 }
 
 std::vector<CollectiveCall> random_calls(int64_t size, size_t count, uint64_t seed) {
@@ -82,25 +76,25 @@ std::string explored(const World& world) {
 
 // --- What is recorded ----------------------------------------------------------------------------
 
-TEST(ProtocolProgram, AGatherPublishesFirstAndReadsItsOwnShardFirst) {
-  const Program program = call_program(Pattern::kGather, {8, 2, 2}, {1, 2, 7});
+Program program_of(Pattern pattern, int64_t count, Caller caller) {
+  return call_program(pattern, count, caller);
+}
+
+TEST(ProtocolProgram, AGatherPublishesFirstAndStartsAtTheNextRank) {
   std::string text;
-  for (const Step& step : program) text += step.describe() + "\n";
+  for (const Step& step : program_of(Pattern::kGather, 3, {1, 3, 6})) {
+    text += step.describe() + "\n";
+  }
   EXPECT_EQ(text,
             "rank 1 in epoch 5 awaits completion flag 0 of rank 0\n"
             "rank 1 in epoch 5 awaits completion flag 0 of rank 1\n"
-            "rank 1 in epoch 7 writes flag 2 of rank 1\n"
-            "rank 1 in epoch 7 signals flag 2 of rank 1\n"
-            "rank 1 in epoch 7 writes flag 3 of rank 1\n"
-            "rank 1 in epoch 7 signals flag 3 of rank 1\n"
-            "rank 1 in epoch 7 waits for flag 2 of rank 1\n"
-            "rank 1 in epoch 7 reads flag 2 of rank 1\n"
-            "rank 1 in epoch 7 waits for flag 3 of rank 1\n"
-            "rank 1 in epoch 7 reads flag 3 of rank 1\n"
+            "rank 1 in epoch 5 awaits completion flag 0 of rank 2\n"
+            "rank 1 in epoch 7 writes flag 1 of rank 1\n"
+            "rank 1 in epoch 7 signals flag 1 of rank 1\n"
+            "rank 1 in epoch 7 waits for flag 2 of rank 2\n"
+            "rank 1 in epoch 7 reads flag 2 of rank 2\n"
             "rank 1 in epoch 7 waits for flag 0 of rank 0\n"
             "rank 1 in epoch 7 reads flag 0 of rank 0\n"
-            "rank 1 in epoch 7 waits for flag 1 of rank 0\n"
-            "rank 1 in epoch 7 reads flag 1 of rank 0\n"
             "rank 1 in epoch 7 completes flag 0 of rank 1\n");
 }
 
@@ -112,28 +106,28 @@ std::vector<int64_t> flags_of(const Program& program, Action action) {
   return flags;
 }
 
-TEST(ProtocolProgram, AScatterServesPeersFirstAndAddsEachOwnChunkOncePerRank) {
-  const Program program = call_program(Pattern::kReduceScatter, {24, 3, 2}, {1, 3, 1});
-  EXPECT_EQ(flags_of(program, Action::kWrite), (std::vector<int64_t>{4, 5, 0, 1, 2, 3}));
+TEST(ProtocolProgram, AScatterServesPeersFirstAndAddsItsOwnPartOncePerRank) {
+  const Program program = program_of(Pattern::kReduceScatter, 24, {1, 3, 0});
+  EXPECT_EQ(flags_of(program, Action::kWrite), (std::vector<int64_t>{2, 0, 1}));
   EXPECT_EQ(flags_of(program, Action::kSignal), flags_of(program, Action::kWrite));
-  EXPECT_EQ(flags_of(program, Action::kAdd), (std::vector<int64_t>{2, 2, 2, 3, 3, 3}));
+  EXPECT_EQ(flags_of(program, Action::kAdd), (std::vector<int64_t>{1, 1, 1}));
 }
 
 TEST(ProtocolProgram, AnAllReduceInOneShotSavesTheSecondRound) {
-  const Program one = call_program(Pattern::kAllReduce, {8, 1, 2}, {1, 3, 1});
-  EXPECT_EQ(flags_of(one, Action::kAdd), (std::vector<int64_t>{0, 0, 0, 1, 1, 1}));
+  const Program one = program_of(Pattern::kOneShot, 8, {1, 3, 0});
+  EXPECT_EQ(flags_of(one, Action::kAdd), (std::vector<int64_t>{0, 0, 0}));
   EXPECT_TRUE(flags_of(one, Action::kRead).empty());
-  const Program two = call_program(Pattern::kAllReduce, {9, 3}, {1, 3, 1});
+  const Program two = program_of(Pattern::kAllReduce, 9, {1, 3, 0});
   EXPECT_EQ(flags_of(two, Action::kAdd), (std::vector<int64_t>{1, 1, 1}));
   EXPECT_EQ(flags_of(two, Action::kRead), (std::vector<int64_t>{4, 5, 3}));
 }
 
-TEST(ProtocolProgram, EmptyChunksAreSignalledButNotTouched) {
-  const Program program = call_program(Pattern::kGather, {2, 2, 3}, {0, 2, 1});
-  EXPECT_EQ(flags_of(program, Action::kWrite).size(), 1u);
-  EXPECT_EQ(flags_of(program, Action::kSignal).size(), 3u);
-  EXPECT_EQ(flags_of(program, Action::kWait).size(), 6u);
-  EXPECT_EQ(flags_of(program, Action::kRead).size(), 2u);
+TEST(ProtocolProgram, EmptyPartsAreSignalledButNotTouched) {
+  const Program program = program_of(Pattern::kAllReduce, 2, {2, 3, 0});
+  EXPECT_EQ(flags_of(program, Action::kWrite), (std::vector<int64_t>{0, 1}));
+  EXPECT_EQ(flags_of(program, Action::kSignal), (std::vector<int64_t>{0, 1, 2, 5}));
+  EXPECT_TRUE(flags_of(program, Action::kAdd).empty());
+  EXPECT_EQ(flags_of(program, Action::kRead), (std::vector<int64_t>{3, 4}));
 }
 
 // --- Every interleaving --------------------------------------------------------------------------
@@ -159,15 +153,13 @@ TEST(ProtocolSimulator, EveryInterleavingOfTwoRanksOfEightCalls) {
 }
 
 TEST(ProtocolSimulator, EveryInterleavingOfThreeRanks) {
-  const ChunkPlan plan{6, 3}, cut{6, 3, 2};
-  const CollectiveCall gather{Pattern::kGather, plan}, sum{Pattern::kAllReduce, plan},
-      scatter{Pattern::kReduceScatter, plan}, one_shot{Pattern::kAllReduce, {1, 1}},
-      refused{Pattern::kGather, plan, /*refused=*/true};
+  const CollectiveCall gather{Pattern::kGather, 6}, sum{Pattern::kAllReduce, 6},
+      scatter{Pattern::kReduceScatter, 6}, one_shot{Pattern::kOneShot, 1},
+      refused{Pattern::kGather, 6, /*refused=*/true};
   EXPECT_EQ(explored(world_of(programs_of(3, {gather, gather, gather}))), "");
   EXPECT_EQ(explored(world_of(programs_of(3, {one_shot, scatter, one_shot}))), "");
   EXPECT_EQ(explored(world_of(programs_of(3, {scatter, refused, gather}))), "");
   EXPECT_EQ(explored(world_of(programs_of(3, {sum}))), "");
-  EXPECT_EQ(explored(world_of(programs_of(3, {{Pattern::kGather, cut}}))), "");
 }
 
 // --- More ranks, longer runs ---------------------------------------------------------------------
@@ -213,11 +205,10 @@ TEST(ProtocolSimulator, AnyFirstEpoch) {
 // applied to each rank's program.
 template <typename Change>
 World broken(Change&& change) {
-  const ChunkPlan plan{4, 2};
-  auto ranks = programs_of(2, {{Pattern::kGather, plan},
-                               {Pattern::kGather, plan, /*refused=*/true},
-                               {Pattern::kGather, plan},
-                               {Pattern::kReduceScatter, plan}});
+  auto ranks = programs_of(2, {{Pattern::kGather, 4},
+                               {Pattern::kGather, 4, /*refused=*/true},
+                               {Pattern::kGather, 4},
+                               {Pattern::kReduceScatter, 4}});
   for (auto& program : ranks) change(program);
   return world_of(std::move(ranks));
 }
@@ -323,7 +314,7 @@ TEST(ProtocolSimulator, FindsAMissingSignal) {
 // Each rank wants its peer's shard before it publishes its own.
 TEST(ProtocolSimulator, FindsReadingBeforePublishing) {
   const auto world = broken([](Program& program) {
-    const size_t read = find(program, Action::kRead, find(program, Action::kRead) + 1);
+    const size_t read = find(program, Action::kRead);
     const auto write = program.begin() + static_cast<int64_t>(find(program, Action::kWrite));
     const auto wait = program.begin() + static_cast<int64_t>(read) - 1;
     std::rotate(write, wait, wait + 2);

@@ -54,26 +54,6 @@ TEST(SignalLayout, FlagsLieOnLinesOfTheirOwn) {
             static_cast<int64_t>(sizeof(EpochFlag)));
 }
 
-// Ops refuse before the first signal what would run out of flags half-way.
-TEST(SignalLayout, IllegalPlansAreRefusedWithTheirNumbers) {
-  require_legal("op", {4096, 4, 4, 16}, 2, 4);
-  require_legal("op", {4096, 1, 4, 16}, 2, 4);  // all-reduce in one shot
-  const auto message = [](const ChunkPlan& plan, int64_t phases, int64_t size) -> std::string {
-    try {
-      require_legal("op", plan, phases, size);
-    } catch (const std::invalid_argument& error) {
-      return error.what();
-    }
-    return "";
-  };
-  EXPECT_EQ(message({4096, 4, 129, 16}, 2, 4),
-            "op: a plan of 4096 elements in 4 shards of 129 chunks with edges of 16, in 2 phases, "
-            "is illegal for a group of 4 ranks and 1024 flags");
-  EXPECT_NE(message({4096, 3, 1, 16}, 2, 4), "");
-  EXPECT_NE(message({4096, 1, 1, 16}, 1, 4), "");
-  EXPECT_NE(message({4096, 4, 1, 0}, 1, 4), "");
-}
-
 TEST(SignalLayout, HalvesAreAwaitedTwoEpochsBack) {
   EXPECT_EQ(epoch_to_await(7), Epoch{5});
   EXPECT_EQ(epoch_to_await(1), Epoch{0} - 1);  // the epochs before the first wrap backwards

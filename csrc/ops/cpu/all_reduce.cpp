@@ -10,12 +10,10 @@ at::Tensor all_reduce(const Group& group, const comm::CallSignature& signature,
   FusedCall call(group, signature, Drained::bytes(group, input.numel(), 1, how, input.options()));
   Drained sum(call, input.numel(), 1, how, input.options(),
               maximum ? kernels::ReduceOp::kMax : kernels::ReduceOp::kSum);
-  for (int64_t step = 0; step < sum.num_parts(); ++step) {
-    const int64_t part = sum.own_last(step);
+  sum.produce([&](int64_t part) {
     const auto range = sum.rows(part);
     sum.slot(part).copy_(flat.narrow(0, range.begin, range.size()));
-    sum.done(part);
-  }
+  });
   return sum.finish().view(input.sizes());
 }
 

@@ -9,7 +9,6 @@
 #include <utility>
 
 #include "core/ranks/errors.h"
-#include "core/symmetric/protocol.h"
 #include "ops/checks.h"
 #include "ops/cpu/reduce_slots.h"
 
@@ -106,38 +105,35 @@ int64_t Gathered::bytes(const Group& group, const at::Tensor& shard) {
   return kHeaderBytes + slot_bytes(shards * shard.numel(), shard.options());
 }
 
-Gathered::Gathered(const at::Tensor& whole) : dim_(0), length_(whole.size(0)), parts_{whole} {}
+Gathered::Gathered(const at::Tensor& whole) : GatheredParts(whole.size(0)), parts_{whole} {}
 
 Gathered::Gathered(FusedCall& call, const at::Tensor& shard, int64_t dim)
-    : dim_(dim), length_(shard.size(dim)), rank_(call.rank()), parts_(call.size()), call_(&call) {
-  parts_[rank_] = shard;
+    : GatheredParts(shard.size(dim), dim, call.rank(), call.size()),
+      parts_(call.size()),
+      call_(&call) {
+  parts_[rank()] = shard;
   if (call.size() == 1) return;
   const int64_t header = call.take_bytes(kHeaderBytes);
   has_room_for_all_ = has_room_for_all(call.size(), shard);
   offset_ = call.take_bytes(
       slot_bytes((has_room_for_all_ ? call.size() : 1) * shard.numel(), shard.options()));
-  const comm::SignalLayout layout{
-      .num_phases = 1, .num_shards = call.size(), .chunks_per_shard = 1};
-  signals_ = call.take_signals(layout);
   const int64_t column_major = is_column_major(shard);
   std::memcpy(call.own_data(header), &column_major, sizeof(column_major));
   const auto stored = column_major ? shard.t() : shard;
-  tensor_at(call.own_data(shard_offset(rank_)), stored.sizes(), stored.options()).copy_(stored);
-  signals_.signal(layout.flag(0, {rank_, 0}));
+  tensor_at(call.own_data(shard_offset(rank())), stored.sizes(), stored.options()).copy_(stored);
+  publish(call.take_signals(layout(call.size())));
 }
 
 int64_t Gathered::shard_offset(int64_t rank) const {
-  const auto& own = parts_[rank_];
+  const auto& own = parts_[this->rank()];
   const int64_t index = has_room_for_all_ ? rank : 0;
   return offset_ + index * own.numel() * static_cast<int64_t>(own.element_size());
 }
 
 const at::Tensor& Gathered::part(int64_t index) {
   auto& part = parts_[index];
-  if (!part.defined()) {
-    const auto layout = comm::SignalLayout{1, num_parts(), 1};
-    signals_.wait(index, layout.flag(0, {index, 0}));
-    const auto& own = parts_[rank_];
+  if (await(index)) {
+    const auto& own = parts_[rank()];
     int64_t column_major = 0;
     std::memcpy(&column_major, call_->data_of(index, offset_ - kHeaderBytes), sizeof(column_major));
     std::vector<int64_t> sizes = own.sizes().vec();
@@ -152,22 +148,21 @@ const at::Tensor& Gathered::join() {
   if (num_parts() == 1) return parts_[0];
   await_all();
   in_workspace_ = can_join_in_place();
-  return become(in_workspace_ ? joined_in_place() : at::cat(parts_, dim_));
+  return become(in_workspace_ ? joined_in_place() : at::cat(parts_, dim()));
 }
 
 at::Tensor Gathered::take() {
   if (num_parts() == 1) return in_workspace_ ? parts_[0].clone() : parts_[0];
   await_all();
-  return become(at::cat(parts_, dim_));
+  return become(at::cat(parts_, dim()));
 }
 
 void Gathered::await_all() {
-  for (int64_t step = 0; step < num_parts(); ++step) part(own_first(step));
+  visit_own_first([&](int64_t index) { part(index); });
 }
 
 const at::Tensor& Gathered::become(at::Tensor whole) {
-  length_ = whole.size(dim_);
-  rank_ = 0;
+  become_whole();
   parts_ = {std::move(whole)};
   return parts_[0];
 }
@@ -176,12 +171,12 @@ const at::Tensor& Gathered::become(at::Tensor whole) {
 // belongs.
 bool Gathered::can_join_in_place() const {
   const auto row_major = [](const at::Tensor& t) { return t.is_contiguous(); };
-  return has_room_for_all_ && dim_ == 0 && std::all_of(parts_.begin(), parts_.end(), row_major);
+  return has_room_for_all_ && dim() == 0 && std::all_of(parts_.begin(), parts_.end(), row_major);
 }
 
 at::Tensor Gathered::joined_in_place() const {
   for (int64_t rank = 0; rank < num_parts(); ++rank) {
-    if (rank == rank_) continue;
+    if (rank == this->rank()) continue;
     std::memcpy(call_->own_data(shard_offset(rank)), parts_[rank].const_data_ptr(),
                 parts_[rank].nbytes());
   }
@@ -192,13 +187,8 @@ at::Tensor Gathered::joined_in_place() const {
 
 namespace {
 
-// The plan splits rows or columns between ranks; small all-reduces are summed whole by every rank.
-comm::ChunkPlan plan_of(int64_t group_size, int64_t rows, int64_t columns, Drain drain,
-                        const at::TensorOptions& options) {
-  const bool one_shot =
-      drain == Drain::kAllReduce && slot_bytes(rows * columns, options) <= kOneShotBytes;
-  return {.count = drain == Drain::kScatterColumns ? columns : rows,
-          .num_shards = one_shot ? 1 : group_size};
+bool is_one_shot(int64_t rows, int64_t columns, Drain drain, const at::TensorOptions& options) {
+  return drain == Drain::kAllReduce && slot_bytes(rows * columns, options) <= kOneShotBytes;
 }
 
 }  // namespace
@@ -213,7 +203,7 @@ int64_t Drained::bytes(const Group& group, int64_t rows, int64_t columns, Drain 
   const int64_t numel = rows * columns;
   if (drain == Drain::kAllReduce) {
     const int64_t slots = slot_bytes(numel, options);
-    return plan_of(group.size, rows, columns, drain, options).num_shards == 1 ? slots : 2 * slots;
+    return is_one_shot(rows, columns, drain, options) ? slots : 2 * slots;
   }
   if (in_one_piece(group.size, rows, drain)) return slot_bytes(numel, options);
   return (group.size - 1) * slot_bytes(numel / group.size, options);
@@ -221,13 +211,11 @@ int64_t Drained::bytes(const Group& group, int64_t rows, int64_t columns, Drain 
 
 Drained::Drained(FusedCall& call, int64_t rows, int64_t columns, Drain drain,
                  const at::TensorOptions& options, kernels::ReduceOp reduce_op)
-    : call_(call),
-      rows_(rows),
-      columns_(columns),
-      drain_(drain),
+    : SummedParts(rows, columns, drain, call.rank(), call.size(),
+                  is_one_shot(rows, columns, drain, options)),
+      call_(call),
       reduce_op_(reduce_op),
-      in_one_piece_(call.size() > 1 && in_one_piece(call.size(), rows, drain)),
-      plan_(plan_of(call.size(), rows, columns, drain, options)) {
+      in_one_piece_(call.size() > 1 && in_one_piece(call.size(), rows, drain)) {
   output_ = at::empty({scatters() ? this->rows(call.rank()).size() : rows,
                        scatters() ? this->columns(call.rank()).size() : columns},
                       options);
@@ -239,26 +227,14 @@ Drained::Drained(FusedCall& call, int64_t rows, int64_t columns, Drain drain,
   } else {
     offset_ = call.take_bytes((call.size() - 1) * slot_bytes(output_.numel(), options));
   }
-  signals_ = call.take_signals(layout());
-}
-
-comm::SignalLayout Drained::layout() const {
-  return comm::SignalLayout::of(plan_, scatters() ? 1 : 2);
-}
-
-comm::Range Drained::rows(int64_t part) const {
-  return drain_ == Drain::kScatterColumns ? comm::Range{0, rows_} : plan_.shard(part);
-}
-
-comm::Range Drained::columns(int64_t part) const {
-  return drain_ == Drain::kScatterColumns ? plan_.shard(part) : comm::Range{0, columns_};
+  set_signals(call.take_signals(layout()));
 }
 
 // If the own rank has a slot, the slots together are the whole matrix; otherwise there is one for
 // each peer, in order of ranks.
 int64_t Drained::slot_offset(int64_t source, int64_t part) const {
   if (has_own_slot()) {
-    const auto row_bytes = columns_ * static_cast<int64_t>(output_.element_size());
+    const auto row_bytes = all_columns().size() * static_cast<int64_t>(output_.element_size());
     return offset_ + rows(part).begin * row_bytes;
   }
   const int64_t index = part < source ? part : part - 1;
@@ -272,11 +248,7 @@ at::Tensor Drained::slot(int64_t part) {
 }
 
 at::Tensor Drained::all_slots() {
-  return tensor_at(call_.own_data(offset_), {rows_, columns_}, options());
-}
-
-void Drained::done(int64_t part) {
-  if (call_.size() > 1) signals_.signal(layout().flag(0, {part, 0}));
+  return tensor_at(call_.own_data(offset_), {all_rows().size(), all_columns().size()}, options());
 }
 
 // Adds up the slots of a part; all of them must have been waited for.
@@ -294,21 +266,12 @@ void Drained::reduce(int64_t part, std::byte* destination) {
 at::Tensor Drained::finish() {
   if (call_.size() == 1) return output_;
   auto* result = static_cast<std::byte*>(output_.mutable_data_ptr());
-  if (scatters()) {
-    comm::finish_reduce_scatter(
-        signals_, plan_, layout(),
-        [&](comm::ChunkIndex index, comm::Range) { reduce(index.shard, result); });
-    return output_;
-  }
-  const auto row_bytes = columns_ * static_cast<int64_t>(output_.element_size());
-  comm::finish_all_reduce(
-      signals_, plan_, layout(),
-      [&](comm::ChunkIndex index, comm::Range) {
-        reduce(index.shard, num_parts() == 1 ? result : call_.own_data(summed_));
-      },
-      [&](comm::ChunkIndex index, comm::Range part) {
-        std::memcpy(result + part.begin * row_bytes, call_.data_of(index.shard, summed_),
-                    static_cast<size_t>(part.size() * row_bytes));
+  const auto row_bytes = all_columns().size() * static_cast<int64_t>(output_.element_size());
+  const bool sums_for_peers = !scatters() && num_parts() > 1;
+  sum([&](int64_t part) { reduce(part, sums_for_peers ? call_.own_data(summed_) : result); },
+      [&](int64_t part) {
+        std::memcpy(result + rows(part).begin * row_bytes, call_.data_of(part, summed_),
+                    static_cast<size_t>(rows(part).size() * row_bytes));
       });
   return output_;
 }

@@ -4,9 +4,7 @@
 // An op opens one FusedCall per group. It passes it to the matrices that it gathers (Gathered,
 // which publishes at once) and to the sum into which it drains its product (Drained, which has one
 // slot per part). Workspace and flags are taken in the order of construction, which must be the
-// same on all ranks. Where several groups take part, every rank opens its calls, and publishes,
-// before it waits for anything; so the rank that is furthest behind never waits for a peer that
-// waits for it. model/linear_program.cpp repeats the waits and signals for the tests' simulator.
+// same on all ranks. core/symmetric/fused_order.h has the order of waits and signals.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -16,8 +14,7 @@
 #include <vector>
 
 #include "core/numeric/reduce.h"
-#include "core/schedule/chunk_plan.h"
-#include "core/symmetric/signal_layout.h"
+#include "core/symmetric/fused_order.h"
 #include "core/symmetric/symmetric_group.h"
 #include "ops/group/group.h"
 
@@ -25,8 +22,7 @@ namespace axonn::ops::cpu {
 
 class FusedCall;
 
-// The flags of one matrix or sum within a call, as the functions of core/symmetric/protocol.h use
-// them.
+// The flags of one matrix or sum within a call.
 class Signals {
  public:
   Signals() = default;
@@ -80,9 +76,8 @@ class FusedCall {
   int64_t next_flag_ = 0;
 };
 
-// A matrix that is the concatenation, along `dim`, of the shards of all ranks; or one that is whole
-// here and has one part.
-class Gathered {
+// A matrix whose parts lie with the ranks of a group, or one that is whole here.
+class Gathered : public comm::GatheredParts<Signals> {
  public:
   // Returns the bytes of workspace that a call must have for a shard.
   static int64_t bytes(const Group& group, const at::Tensor& shard);
@@ -96,17 +91,14 @@ class Gathered {
     return axis.size > 1 ? Gathered(call, t, dim) : Gathered(t);
   }
 
-  at::TensorOptions options() const { return parts_[rank_].options(); }
-  int64_t dim() const { return dim_; }
-  int64_t num_parts() const { return static_cast<int64_t>(parts_.size()); }
-  comm::Range range(int64_t part) const { return {part * length_, (part + 1) * length_}; }
-  int64_t size(int64_t dim) const {
-    return dim == dim_ ? num_parts() * length_ : parts_[rank_].size(dim);
+  at::TensorOptions options() const { return parts_[rank()].options(); }
+  int64_t size(int64_t d) const {
+    return d == dim() ? num_parts() * length() : parts_[rank()].size(d);
   }
-  // The part at `step` of a walk that begins with this rank's own part.
-  int64_t own_first(int64_t step) const { return comm::own_first(rank_, num_parts(), step); }
   // Waits for a part. The result is valid as long as the call.
   const at::Tensor& part(int64_t index);
+  // Waits for a part, and returns a block of it or the block's transpose.
+  at::Tensor block(int64_t part, comm::Range rows, comm::Range columns, bool transposed);
   // Copies the parts into one matrix, which is the only part from then on. It is valid as long as
   // the call.
   const at::Tensor& join();
@@ -121,25 +113,19 @@ class Gathered {
   at::Tensor joined_in_place() const;
   const at::Tensor& become(at::Tensor whole);
 
-  int64_t dim_;
-  int64_t length_;
-  int64_t rank_ = 0;
   std::vector<at::Tensor> parts_;  // by rank; undefined until waited for
   FusedCall* call_ = nullptr;
   int64_t offset_ = 0;
   bool has_room_for_all_ = false;  // in the workspace, from offset_ on, in rank order
   bool in_workspace_ = false;      // where the parts were joined
-  Signals signals_;
 };
 
-// How a sum over ranks is distributed.
-enum class Drain { kScatterRows, kScatterColumns, kAllReduce };
+using comm::Drain;
+using Factor = comm::Factor<Gathered>;
 
-// A [rows, columns] product, summed over ranks: this rank's block of it or, with kAllReduce, all of
-// it on every rank. The caller writes every part's slot and says when it is done. Slots have the
-// tensor's dtype. Sums are made in rank order in fp32 (fp64 for fp64), so their bits are equal on
-// all ranks.
-class Drained {
+// A sum over ranks. The caller writes every part's slot, by produce(). Slots have the tensor's
+// dtype. Sums are made in rank order in fp32 (fp64 for fp64), so their bits are equal on all ranks.
+class Drained : public comm::SummedParts<Signals> {
  public:
   // Returns the bytes of workspace that a call must have for it.
   static int64_t bytes(const Group& group, int64_t rows, int64_t columns, Drain drain,
@@ -149,49 +135,25 @@ class Drained {
           const at::TensorOptions& options, kernels::ReduceOp reduce_op = kernels::ReduceOp::kSum);
 
   at::TensorOptions options() const { return output_.options(); }
-  int64_t num_parts() const { return plan_.num_shards; }
-  // The part at `step` of a walk that serves the peers first.
-  int64_t own_last(int64_t step) const { return plan_.scatter_visit(call_.rank(), step).shard; }
-  comm::Range rows(int64_t part) const;
-  comm::Range columns(int64_t part) const;
   at::Tensor slot(int64_t part);
   // Returns whether parts are too small to be multiplied one by one; then all slots are one matrix.
   bool in_one_piece() const { return in_one_piece_; }
   at::Tensor all_slots();
-  void done(int64_t part);
   // Returns the sum, when this rank has computed every part.
   at::Tensor finish();
 
  private:
   static bool in_one_piece(int64_t group_size, int64_t rows, Drain drain);
-  bool scatters() const { return drain_ != Drain::kAllReduce; }
   bool has_own_slot() const { return !scatters() || in_one_piece_; }
   int64_t slot_offset(int64_t source, int64_t part) const;
   void reduce(int64_t part, std::byte* destination);
-  comm::SignalLayout layout() const;
 
   FusedCall& call_;
-  int64_t rows_;
-  int64_t columns_;
-  Drain drain_;
   kernels::ReduceOp reduce_op_;
   bool in_one_piece_;
-  comm::ChunkPlan plan_;  // a shard for each part, in one chunk
   at::Tensor output_;
   int64_t offset_ = 0;  // of the slots
   int64_t summed_ = 0;  // of the part that this rank sums for all (all-reduce)
-  Signals signals_;
-};
-
-// A factor of a product: a matrix as it is, or its transpose.
-struct Factor {
-  Gathered& matrix;
-  bool transposed = false;
-
-  int64_t dim() const { return transposed ? 1 - matrix.dim() : matrix.dim(); }
-  int64_t size(int64_t d) const { return matrix.size(transposed ? 1 - d : d); }
-  // Each range must lie in one part.
-  at::Tensor block(comm::Range rows, comm::Range columns) const;
 };
 
 // Computes a @ b into every part of `out`, which the caller then has to finish. Each tile is

@@ -1,8 +1,7 @@
 // A Linear of the 3D matmul through shared memory: it multiplies what peers hold in their memory,
 // and drains every product into the slots that peers read. There is one call per axis and pass, and
-// nothing is gathered into a copy unless it is to be kept. model/linear_program.cpp repeats the
-// order in which calls are opened, shards published and waited for, and sums signalled; the tests
-// show that its programs are free of deadlocks and races.
+// nothing is gathered into a copy unless it is to be kept. core/symmetric/fused_order.h has the
+// order of what follows.
 #include <ATen/ops/cat.h>
 #include <ATen/ops/sum.h>
 
@@ -32,6 +31,67 @@ at::Tensor column_sums(Gathered& dy) {
   return (dy.dim() == 0 ? sums[0] : at::cat(sums)).to(type);
 }
 
+using Results = std::array<at::Tensor, 3>;
+
+struct Pass {
+  const comm::CallSignature& signature;
+  const at::Tensor& nothing_like;
+
+  FusedCall open(const Need& need) const { return {need.group, signature, need.bytes}; }
+  at::Tensor nothing() const { return ops::nothing(nothing_like); }
+  static void multiply(int /*product*/, Drained& out, Factor a, Factor b) {
+    cpu::multiply(out, a, b);
+  }
+};
+
+struct Forward : Pass {
+  using Results = cpu::Results;
+
+  const LinearAxes& axes;
+  const at::Tensor& input;
+  const at::Tensor& shard;
+  int64_t rows;
+  int64_t features;
+  Drain drain;
+  Need z, r, s;
+  bool keeps_x;
+  bool keeps_weight;
+
+  Gathered gather_weight(FusedCall& call) const { return {call, shard, 0}; }
+  Gathered gather_x(FusedCall& call) const { return {call, input, axes.gather_dim}; }
+  Drained sum_y(FusedCall& call) const { return {call, rows, features, drain, input.options()}; }
+};
+
+struct Backward : Pass {
+  using Results = cpu::Results;
+
+  const LinearAxes& axes;
+  const comm::BackwardGroups<const Group>& groups;
+  const std::array<bool, 3>& mask;
+  const at::Tensor& gradient;
+  const at::Tensor& input;
+  const at::Tensor& shard;
+  int64_t rows;
+  int64_t features;
+  Drain drain;
+  Need s, z, r;
+
+  Gathered gather_dy(FusedCall& call) const { return {call, gradient, axes.scatter_dim}; }
+  Gathered gather_weight(FusedCall& call) const {
+    return Gathered::over(groups.weight, call, shard, 0);
+  }
+  Gathered gather_x(FusedCall& call) const {
+    return Gathered::over(groups.x, call, input, axes.gather_dim);
+  }
+  Drained sum_dx(FusedCall& call) const {
+    return {call, rows, shard.size(1), drain, gradient.options()};
+  }
+  Drained sum_dweight(FusedCall& call) const {
+    return {call, features, shard.size(1), Drain::kScatterRows, gradient.options()};
+  }
+  static at::Tensor column_sums(Gathered& dy) { return cpu::column_sums(dy); }
+};
+
 }  // namespace
 
 LinearOutput linear_forward(const LinearAxes& axes, const comm::CallSignature& signature,
@@ -42,23 +102,26 @@ LinearOutput linear_forward(const LinearAxes& axes, const comm::CallSignature& s
   const int64_t rows = x.size(0) * (axes.gather_dim == 0 ? x_axis.size : 1);
   const int64_t features = weight.size(0) * axes.z.size;
 
-  const auto how = drain_of(axes, axes.scatter_dim);
+  const auto drain = drain_of(axes, axes.scatter_dim);
   const Need z{axes.z, Gathered::bytes(axes.z, weight)};
   const Need r{x_axis, Gathered::bytes(x_axis, x)};
-  const Need s{axes.s, Drained::bytes(axes.s, rows, features, how, x.options())};
+  const Need s{axes.s, Drained::bytes(axes.s, rows, features, drain, x.options())};
   check_memory(signature, {z, r, s});
 
-  FusedCall z_call(z.group, signature, z.bytes);
-  Gathered gathered_weight(z_call, weight, 0);
-  FusedCall r_call(r.group, signature, r.bytes);
-  Gathered gathered_x(r_call, x, axes.gather_dim);
-  FusedCall s_call(s.group, signature, s.bytes);
-  Drained y(s_call, rows, features, how, x.options());
-
-  multiply(y, {gathered_x}, {gathered_weight, /*transposed=*/true});
-  for (auto* call : {&z_call, &r_call}) call->compare();
-  return {y.finish(), save_input && x_axis.size > 1 ? gathered_x.take() : nothing(x),
-          save_weight && axes.z.size > 1 ? gathered_weight.take() : nothing(weight)};
+  Forward pass{{signature, x},
+               axes,
+               x,
+               weight,
+               rows,
+               features,
+               drain,
+               z,
+               r,
+               s,
+               save_input && x_axis.size > 1,
+               save_weight && axes.z.size > 1};
+  auto [y, full_x, full_weight] = comm::forward_in_order(pass);
+  return {std::move(y), std::move(full_x), std::move(full_weight)};
 }
 
 LinearGradients linear_backward(const LinearAxes& axes, const comm::CallSignature& signature,
@@ -66,49 +129,25 @@ LinearGradients linear_backward(const LinearAxes& axes, const comm::CallSignatur
                                 bool x_is_full, bool weight_is_full,
                                 const std::array<bool, 3>& mask) {
   const auto no_peers = Group::alone();
-  const auto& x_axis = mask[1] && axes.sharded && !x_is_full ? axes.r : no_peers;
-  const auto& dx_axis = mask[0] ? axes.r : no_peers;
-  const auto& weight_axis = mask[0] && !weight_is_full ? axes.z : no_peers;
-  const auto& dweight_axis = mask[1] ? axes.z : no_peers;
-  const auto& dy_axis = axes.sharded ? axes.s : no_peers;
-
+  const comm::BackwardGroups<const Group> groups(axes.r, axes.s, axes.z, no_peers, axes.sharded,
+                                                 mask, x_is_full, weight_is_full);
   const auto options = dy.options();
-  const int64_t rows = dy.size(0) * (axes.scatter_dim == 0 ? dy_axis.size : 1);
-  const int64_t features = dy.size(1) * (axes.scatter_dim == 1 ? dy_axis.size : 1);
+  const int64_t rows = dy.size(0) * (axes.scatter_dim == 0 ? groups.dy.size : 1);
+  const int64_t features = dy.size(1) * (axes.scatter_dim == 1 ? groups.dy.size : 1);
   const int64_t in_features = weight.size(1);
-  const auto how = drain_of(axes, axes.gather_dim);
+  const auto drain = drain_of(axes, axes.gather_dim);
 
-  const Need s{dy_axis, Gathered::bytes(dy_axis, dy)};
-  const Need z{
-      mask[1] ? dweight_axis : weight_axis,
-      Gathered::bytes(weight_axis, weight) +
-          Drained::bytes(dweight_axis, features, in_features, Drain::kScatterRows, options)};
-  const Need r{
-      mask[0] ? dx_axis : x_axis,
-      Gathered::bytes(x_axis, x) + Drained::bytes(dx_axis, rows, in_features, how, options)};
+  const Need s{groups.dy, Gathered::bytes(groups.dy, dy)};
+  const Need z{groups.z, Gathered::bytes(groups.weight, weight) +
+                             Drained::bytes(groups.dweight, features, in_features,
+                                            Drain::kScatterRows, options)};
+  const Need r{groups.r, Gathered::bytes(groups.x, x) +
+                             Drained::bytes(groups.dx, rows, in_features, drain, options)};
   check_memory(signature, {s, z, r});
 
-  // Calls are opened and shards published before this rank waits for anything.
-  FusedCall s_call(s.group, signature, s.bytes);
-  Gathered gathered_dy(s_call, dy, axes.scatter_dim);
-  FusedCall z_call(z.group, signature, z.bytes);
-  Gathered gathered_weight = Gathered::over(weight_axis, z_call, weight, 0);
-  FusedCall r_call(r.group, signature, r.bytes);
-  Gathered gathered_x = Gathered::over(x_axis, r_call, x, axes.gather_dim);
-
-  // The sum of dx over r is made after the product of dweight.
-  std::optional<Drained> dx, dweight;
-  if (mask[0]) {
-    dx.emplace(r_call, rows, in_features, how, options);
-    multiply(*dx, {gathered_dy}, {gathered_weight});
-  }
-  if (mask[1]) {
-    dweight.emplace(z_call, features, in_features, Drain::kScatterRows, options);
-    multiply(*dweight, {gathered_dy, /*transposed=*/true}, {gathered_x});
-  }
-  for (auto* call : {&s_call, &z_call, &r_call}) call->compare();
-  return {mask[0] ? dx->finish() : nothing(dy), mask[1] ? dweight->finish() : nothing(dy),
-          mask[2] ? column_sums(gathered_dy) : nothing(dy)};
+  Backward pass{{signature, dy}, axes, groups, mask, dy, x, weight, rows, features, drain, s, z, r};
+  auto [dx, dweight, dbias] = comm::backward_in_order(pass);
+  return {std::move(dx), std::move(dweight), std::move(dbias)};
 }
 
 }  // namespace axonn::ops::cpu

@@ -1,5 +1,5 @@
 // Products of matrices that may be gathered, into sums that may be drained. This file decides which
-// tiles are multiplied, in which order, and from which pieces.
+// matrices are copied into one piece first, and multiplies the tiles.
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/addmm_cpu_dispatch.h>
 #include <ATen/ops/as_strided_cpu_dispatch.h>
@@ -16,36 +16,6 @@
 namespace axonn::ops::cpu {
 namespace {
 
-comm::Range intersect(comm::Range a, comm::Range b) {
-  const int64_t begin = std::max(a.begin, b.begin);
-  return {begin, std::max(begin, std::min(a.end, b.end))};
-}
-
-// Returns the ranges into which the parts of a factor cut it along `dim`, or one range if it is not
-// cut along it.
-std::vector<comm::Range> cuts(const Factor& factor, int64_t dim, bool own_first) {
-  std::vector<comm::Range> ranges;
-  const int64_t count = factor.dim() == dim ? factor.matrix.num_parts() : 1;
-  if (count == 1) return {{0, factor.size(dim)}};
-  for (int64_t i = 0; i < count; ++i) {
-    ranges.push_back(factor.matrix.range(own_first ? factor.matrix.own_first(i) : i));
-  }
-  return ranges;
-}
-
-// Returns the ranges of the summed dimension, cut wherever one of the factors is, in rank order on
-// every rank.
-std::vector<comm::Range> inner_cuts(const Factor& a, const Factor& b) {
-  std::vector<comm::Range> ranges;
-  for (const auto& x : cuts(a, 1, false)) {
-    for (const auto& y : cuts(b, 0, false)) {
-      if (const auto both = intersect(x, y); both.size() > 0) ranges.push_back(both);
-    }
-  }
-  if (ranges.empty()) ranges.push_back({0, 0});
-  return ranges;
-}
-
 // This makes one dispatcher step, where narrow, narrow and t would make six.
 at::Tensor block_of(const at::Tensor& t, comm::Range rows, comm::Range columns,
                     bool transposed = false) {
@@ -57,10 +27,6 @@ at::Tensor block_of(const at::Tensor& t, comm::Range rows, comm::Range columns,
     std::swap(strides[0], strides[1]);
   }
   return at::cpu::as_strided(t, sizes, strides, offset);
-}
-
-comm::Range shift(comm::Range range, int64_t origin) {
-  return {range.begin - origin, range.end - origin};
 }
 
 // Copies the parts of a factor into one piece where it would cost more to multiply them one by one.
@@ -86,13 +52,8 @@ void join_where_it_pays(Factor& a, Factor& b, const at::TensorOptions& options) 
 
 }  // namespace
 
-at::Tensor Factor::block(comm::Range rows, comm::Range columns) const {
-  if (transposed) std::swap(rows, columns);
-  auto& range = matrix.dim() == 0 ? rows : columns;
-  const int64_t length = matrix.range(0).size();
-  const int64_t part = length > 0 ? range.begin / length : 0;
-  range = shift(range, part * length);
-  return block_of(matrix.part(part), rows, columns, transposed);
+at::Tensor Gathered::block(int64_t index, comm::Range rows, comm::Range columns, bool transposed) {
+  return block_of(part(index), rows, columns, transposed);
 }
 
 namespace {
@@ -100,37 +61,25 @@ namespace {
 // Sets out = (a @ b)[rows, columns].
 void multiply(const at::Tensor& out, comm::Range rows, comm::Range columns, Factor a, Factor b) {
   TORCH_INTERNAL_ASSERT(a.size(1) == b.size(0), a.size(1), " and ", b.size(0));
-  const auto inner = inner_cuts(a, b);
-  for (const auto& row_part : cuts(a, 0, true)) {
-    const auto r = intersect(row_part, rows);
-    if (r.size() == 0) continue;
-    for (const auto& column_part : cuts(b, 1, true)) {
-      const auto c = intersect(column_part, columns);
-      if (c.size() == 0) continue;
-      auto tile = block_of(out, shift(r, rows.begin), shift(c, columns.begin));
-      bool first = true;
-      for (const auto& k : inner) {
-        if (first) {
-          at::cpu::mm_out(tile, a.block(r, k), b.block(k, c));
-        } else {
-          at::cpu::addmm_out(tile, tile, a.block(r, k), b.block(k, c));
-        }
-        first = false;
-      }
-    }
-  }
+  comm::visit_tiles(rows, columns, a, b,
+                    [&](comm::Range r, comm::Range c, const at::Tensor& left,
+                        const at::Tensor& right, bool is_first) {
+                      auto tile = block_of(out, r, c);
+                      if (is_first) {
+                        at::cpu::mm_out(tile, left, right);
+                      } else {
+                        at::cpu::addmm_out(tile, tile, left, right);
+                      }
+                    });
 }
 
 }  // namespace
 
 void multiply(Drained& out, Factor a, Factor b) {
   join_where_it_pays(a, b, out.options());
-  if (out.in_one_piece()) multiply(out.all_slots(), {0, a.size(0)}, {0, b.size(1)}, a, b);
-  for (int64_t step = 0; step < out.num_parts(); ++step) {
-    const int64_t part = out.own_last(step);
-    if (!out.in_one_piece()) multiply(out.slot(part), out.rows(part), out.columns(part), a, b);
-    out.done(part);
-  }
+  comm::multiply_into(out, [&](const at::Tensor& slots, comm::Range rows, comm::Range columns) {
+    multiply(slots, rows, columns, a, b);
+  });
 }
 
 at::Tensor multiply(Factor a, Factor b) {

@@ -13,11 +13,9 @@ at::Tensor reduce_scatter(const Group& group, const comm::CallSignature& signatu
   FusedCall call(group, signature,
                  Drained::bytes(group, group.size, columns, how, input.options()));
   Drained sum(call, group.size, columns, how, input.options());
-  for (int64_t step = 0; step < sum.num_parts(); ++step) {
-    const int64_t part = sum.own_last(step);
+  sum.produce([&](int64_t part) {
     sum.slot(part).view(block).copy_(input.narrow(dim, part * length, length));
-    sum.done(part);
-  }
+  });
   return sum.finish().view(block);
 }
 
