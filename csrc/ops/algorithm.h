@@ -1,4 +1,4 @@
-// How an op combines a collective with its product, and which algorithms it may be asked for.
+// The algorithms by which an op can combine its collective with its matmul.
 #pragma once
 
 #include <array>
@@ -23,7 +23,7 @@ constexpr const char* name_of(Algorithm algorithm) {
   return "";
 }
 
-// One algorithm, or kAuto, which stands for the one that is known to be fastest (tuning/tuner.h).
+// The algorithm that a caller asks for; kAuto picks the one known to be fastest (tuning/tuner.h).
 using AskedAlgorithm = std::optional<Algorithm>;
 inline constexpr AskedAlgorithm kAuto = std::nullopt;
 

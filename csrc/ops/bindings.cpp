@@ -41,7 +41,7 @@ std::vector<ChoiceTuple> tuning_choices() {
   return tuples;
 }
 
-// This is collective; `key` is used once in the life of the group.
+// Collective. `key` must be used only once in the life of the group.
 bool all_say_the_same(const std::string& group_name, const std::string& key,
                       const std::string& word) {
   const auto process_group = c10d::resolve_process_group(group_name);
@@ -52,7 +52,7 @@ bool all_say_the_same(const std::string& group_name, const std::string& key,
   return axonn::ops::all_say_the_same(group, mailbox, word);
 }
 
-// Returns the emulated link of the group of that name, or null.
+// Returns the emulated link of the named group, or null.
 std::shared_ptr<axonn::comm::EmulatedLink> emulated_link(const std::string& group_name) {
   return axonn::ops::find_link(group_name, c10d::resolve_process_group(group_name));
 }

@@ -1,5 +1,5 @@
-// Argument checks at the op boundary, each made once. Messages name the op, the argument, what was
-// expected and what was given.
+// Argument checks at the op boundary; each check is made once. Messages name the op, the argument,
+// the expected value and the given one.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -9,7 +9,7 @@
 
 namespace axonn::ops {
 
-// The dtypes of which sums are accumulated in fp32.
+// The dtypes whose sums are accumulated in a wider type: fp32.
 inline bool is_16_bit_float(c10::ScalarType type) {
   return type == at::kBFloat16 || type == at::kHalf;
 }
@@ -44,8 +44,8 @@ inline void check_reducible(const char* op, const char* name, const at::Tensor& 
                    ", expected float32, float64, bfloat16, float16 or int64");
 }
 
-// Checks what the dispatcher relies on to choose the right kernel. This runs before the dispatcher
-// chooses, where autograd sees the call: a meta tensor next to a CPU tensor would lead to the fake.
+// This and check_device check what the dispatcher relies on to pick a kernel. They run before it: a
+// meta tensor next to a CPU tensor would otherwise go to the fake.
 inline void check_dense(const char* op, const char* name, const at::Tensor& t) {
   TORCH_CHECK_TYPE(t.defined(), op, ": ", name, " must be a Tensor, got None");
   TORCH_CHECK_TYPE(t.layout() == at::kStrided && !t.is_nested() && !t.is_quantized(), op, ": ",
@@ -70,8 +70,8 @@ inline void check_dim(const char* op, const char* name, int64_t dim, int64_t num
                     num_dims, ")");
 }
 
-// Checks that these are two matrices of one floating dtype on one device. The op itself checks how
-// their sizes must fit.
+// Checks that a and b are matrices with the same floating dtype, on the same device. The op itself
+// checks that their sizes fit.
 inline void check_matmul(const char* op, const char* a_name, const at::Tensor& a,
                          const char* b_name, const at::Tensor& b) {
   TORCH_CHECK_VALUE(a.dim() == 2, op, ": ", a_name, " must be a matrix, got shape ", a.sizes());

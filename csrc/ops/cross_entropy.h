@@ -1,4 +1,4 @@
-// What the kernels of cross-entropy share on every backend.
+// Helpers that the cross-entropy kernels of all backends share.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -19,7 +19,7 @@ inline kernels::DataType logits_dtype(const at::Tensor& logits) {
   return data_type(logits.scalar_type());
 }
 
-// Whether kernels can read the logits as they lie, and write another number into each.
+// Returns whether kernels can read the logits in place and overwrite each of them.
 inline bool has_dense_rows(const at::Tensor& logits) {
   return (logits.size(1) <= 1 || logits.stride(1) == 1) &&
          (logits.size(0) <= 1 || logits.stride(0) >= logits.size(1));

@@ -1,4 +1,4 @@
-// The checks that fill_random_ makes on every backend.
+// The argument checks of fill_random_, shared by all backends.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -11,8 +11,8 @@
 
 namespace axonn::ops {
 
-// Returns the block of a tensor of full_sizes that `out` is. Raises ValueError if it is no block of
-// it.
+// Returns where `out` lies as a block of a tensor with `full_sizes`. Raises ValueError if it is no
+// block of such a tensor.
 inline kernels::BlockLayout block_layout(const char* op, const at::Tensor& out,
                                          at::IntArrayRef full_sizes, at::IntArrayRef offsets) {
   const auto num_dims = static_cast<size_t>(out.dim());

@@ -1,4 +1,4 @@
-// The parts that this build of axonn_ext does not contain. setup.py writes the definition.
+// The parts that this build of axonn_ext does not contain. setup.py generates the definition.
 #pragma once
 
 #include <map>
@@ -6,7 +6,7 @@
 
 namespace axonn::ops {
 
-// Returns the modules of CUDA parts that were left out, by name, each with the reason.
+// Returns the CUDA modules that were left out, by name, each with the reason.
 std::map<std::string, std::string> left_out();
 
 }  // namespace axonn::ops

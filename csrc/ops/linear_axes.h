@@ -1,7 +1,7 @@
-// The axes of a whole Linear of the 3D matmul, and what its passes return. The legend is that of
+// The axes of a Linear of the 3D matmul, and the results of its passes. The legend is that of
 // docs/architecture.md:
-//   r  the axis that the input's rows (sharded) and the output's features are split over
-//   s  the axis that the input's features are split over: the output is summed over it
+//   r  the axis that splits the output's features and, if sharded, the input along gather_dim
+//   s  the axis that splits the input's features; the output is summed over it
 //   z  the axis that holds the weight's rows in shards
 #pragma once
 
@@ -12,20 +12,20 @@
 
 namespace axonn::ops {
 
-// What both passes know of the axes and of how rows or features move along them.
+// The axes of both passes, and how rows or features move along them.
 struct LinearAxes {
   Group r, s, z;
-  Group all;  // the ranks of the three, who agree on an algorithm; alone if it was not named
+  Group all;  // all ranks of the three, if they are to agree on an algorithm; else a single rank
   bool sharded;
   int64_t gather_dim;   // of x along r, and of dx
   int64_t scatter_dim;  // of y along s, and of dy
   AskedAlgorithm asked;
-  bool deterministic;  // or the bits of all-reduces may differ from call to call
+  bool deterministic;  // false: bits of all-reduces may differ from call to call
   c10::Device device;
 
   bool gathers() const { return sharded && r.size > 1; }
   bool alone() const { return r.size * s.size * z.size == 1; }
-  // Whether each axis that has several ranks shares memory.
+  // Whether every axis with several ranks can fuse through shared memory.
   bool can_fuse() const { return device.is_cpu() && fits(r) && fits(s) && fits(z); }
 
  private:

@@ -1,4 +1,4 @@
-// Checks whether autograd has to see an op, and refuses what our autograd nodes cannot do.
+// Decides whether an op needs an autograd node, and refuses what our nodes cannot do.
 #pragma once
 
 #include <ATen/FuncTorchTLS.h>
@@ -10,8 +10,8 @@
 
 namespace axonn::ops {
 
-// A C++ node supports one derivative, made by autograd itself; the transforms of torch.func do not
-// see it.
+// C++ nodes support only derivatives that autograd itself takes; torch.func's gradient transforms
+// do not see them.
 inline void check_no_transform(const char* op) {
   const auto& transforms = at::functorch::functorchTLSAccessor();
   if (transforms == nullptr) return;
@@ -27,7 +27,7 @@ inline void check_no_transform(const char* op) {
 }
 
 // Returns whether an op on these tensors needs a node. Raises NotImplementedError, naming the op,
-// for what a node cannot do.
+// for requests that a node cannot serve.
 inline bool needs_grad(const char* op, std::initializer_list<const at::Tensor*> tensors) {
   bool needed = false;
   for (const auto* t : tensors) {

@@ -1,4 +1,4 @@
-// What _reduce_slots checks and prepares on every backend.
+// The checks and preparation of _reduce_slots, shared by all backends.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -13,12 +13,12 @@ namespace axonn::ops {
 
 inline constexpr auto kReduceSlots = "_reduce_slots";
 
-// A result without values, and where each slot begins.
+// A result that is not filled yet, and the address of each slot.
 struct SlotSum {
   at::Tensor sum;
   std::vector<const std::byte*> slots;
 
-  // Raises ValueError or TypeError for what has no kernel.
+  // Raises ValueError or TypeError for slots that no kernel takes.
   static SlotSum of(const at::Tensor& slots, int64_t max_slots) {
     check_reducible(kReduceSlots, "slots", slots);
     TORCH_CHECK_VALUE(slots.dim() >= 1 && slots.is_contiguous(), kReduceSlots,

@@ -1,6 +1,6 @@
-// Accumulator says in which type the elements of a dtype are added up, and Vector holds
-// neighbouring elements. Every kernel that adds up slots uses these types, so that their bits
-// agree.
+// Accumulator<T> names the type in which elements of type T are summed; Vector holds adjacent
+// elements. Every kernel that sums slots uses these types, so all of them produce the same
+// bits.
 #pragma once
 
 #include <cuda_bf16.h>

@@ -25,7 +25,7 @@ class CudaError : public std::runtime_error {
   do {                                                                                     \
     const cudaError_t axonn_status = (expression);                                         \
     if (axonn_status != cudaSuccess) {                                                     \
-      (void)cudaGetLastError(); /* else the next call, whosever it is, reports it again */ \
+      (void)cudaGetLastError(); /* otherwise a later, unrelated call reports this error */ \
       throw ::axonn::cuda::CudaError(axonn_status, #expression, __FILE__, __LINE__);       \
     }                                                                                      \
   } while (false)

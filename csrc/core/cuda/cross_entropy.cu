@@ -1,4 +1,4 @@
-// A block of threads has a row, which it reads once in pieces of 16 bytes.
+// One thread block handles a row. It reads the row once, 16 bytes at a time.
 #include <algorithm>
 #include <limits>
 #include <type_traits>
@@ -12,7 +12,7 @@ namespace {
 constexpr int kThreads = 256;
 constexpr int kWarpSize = 32;
 constexpr int kWarps = kThreads / kWarpSize;
-constexpr int64_t kMaxBlocks = int64_t{1} << 20;  // blocks loop over the rest
+constexpr int64_t kMaxBlocks = int64_t{1} << 20;  // blocks loop over the remaining rows
 constexpr int kVectorBytes = 16;
 constexpr unsigned kAllLanes = 0xFFFFFFFFu;
 static_assert(kWarps <= kWarpSize, "one warp joins what the others found");
@@ -28,8 +28,8 @@ struct GradientParams {
 template <typename T>
 using Acc = typename Accumulator<T>::type;
 
-// exp of a number that is at most 0. Logits of 16 bits need no more than the fast form, whose error
-// is some 1e-6 where the result counts.
+// exp(x) for x <= 0. The fast form is accurate enough for 16-bit logits: its error is about 1e-6
+// where the result matters.
 template <typename T>
 __device__ Acc<T> exponential(Acc<T> x) {
   if constexpr (sizeof(T) == 2) {
@@ -67,7 +67,7 @@ struct Running {
     sum = sum * exponential<T>(top - shift) + other_sum * exponential<T>(other_top - shift);
     top = highest;
   }
-  // Where no logit is a number, -inf - top would be NaN. A sum is then 0, or NaN if a logit is.
+  // If every logit is -inf, x - top is NaN. A shift of 0 makes the sum 0, or NaN for a NaN logit.
   __device__ static Acc<T> shift_of(Acc<T> top) { return top == kLow ? Acc<T>{0} : top; }
 
   __device__ void join_warp() {
@@ -79,7 +79,7 @@ struct Running {
   }
 };
 
-// How a row is cut: elements up to a multiple of 16 bytes, whole vectors, and the rest.
+// How a row is split: elements up to a 16-byte boundary, whole vectors, and the remaining elements.
 template <typename T>
 struct Pieces {
   static constexpr int kWidth = kVectorBytes / sizeof(T);
@@ -107,7 +107,7 @@ __device__ Running<T> scan_row(const T* row, int64_t columns) {
     for (int e = 0; e < Pieces<T>::kWidth; ++e) x[e] = Accumulator<T>::load(pack.values[e]);
     running.add(x);
   }
-  // At most seven elements on either side, fewer than there are threads.
+  // At most seven elements at either end, fewer than a block has threads.
   const int64_t c = threadIdx.x;
   if (c < pieces.head) running.add({Accumulator<T>::load(row[c])});
   if (pieces.rest() + c < columns) running.add({Accumulator<T>::load(row[pieces.rest() + c])});
@@ -136,7 +136,7 @@ __global__ void __launch_bounds__(kThreads)
       tops[warp] = running.top;
       sums[warp] = running.sum;
     }
-    __syncthreads();  // the warps' numbers are written before the first warp reads them
+    __syncthreads();  // orders the warps' writes before the first warp's reads
     if (warp == 0) {
       running = Running<T>{};
       if (lane < kWarps) {
@@ -152,15 +152,15 @@ __global__ void __launch_bounds__(kThreads)
         found[2 * rows.rows + r] = is_here ? Accumulator<T>::load(row[column]) : Acc<T>{0};
       }
     }
-    __syncthreads();  // they are read before the next row's are written
+    __syncthreads();  // orders these reads before the writes for the next row
   }
 }
 
-// What the gradient of a row takes beside its logits.
+// The inputs of a row's gradient, except its logits.
 template <typename T>
 struct RowGradient {
   Acc<T> top, scale, dy;
-  int64_t label;  // negative or beyond the columns where another rank has it
+  int64_t label;  // negative or beyond the columns if another rank holds it
 
   __device__ T of(T logit, int64_t column) const {
     const Acc<T> p = exponential<T>(Accumulator<T>::load(logit) - top) * scale;
@@ -175,7 +175,7 @@ __device__ void write_row(T* out, const T* row, int64_t columns, const Function&
   const Pieces<T> pieces(row, columns);
   const bool together =
       (reinterpret_cast<uintptr_t>(out) - reinterpret_cast<uintptr_t>(row)) % kVectorBytes == 0;
-  if (!together) {  // then no element of both begins a vector
+  if (!together) {  // then no column is 16-byte aligned in both rows
     for (int64_t c = threadIdx.x; c < columns; c += kThreads) out[c] = function(row[c], c);
     return;
   }
@@ -193,7 +193,7 @@ __device__ void write_row(T* out, const T* row, int64_t columns, const Function&
   if (rest < columns) out[rest] = function(row[rest], rest);
 }
 
-// Each element is read and written by one thread, so that `out` may be the logits.
+// One thread reads and writes each element, so `out` may alias the logits.
 template <typename T>
 __global__ void __launch_bounds__(kThreads)
     gradient_kernel(const __grid_constant__ GradientParams params) {

@@ -9,12 +9,12 @@ namespace axonn::kernels::cuda {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int64_t kMaxBlocks = 8192;  // some waves of blocks on any GPU; threads loop over the rest
+constexpr int64_t kMaxBlocks = 8192;  // several waves on any GPU; threads loop over the rest
 
 struct FillParams {
   BlockLayout layout;
   RandomStream stream;
-  int64_t counters_per_row;  // of the longest row; rows start anywhere in a counter's four lanes
+  int64_t counters_per_row;  // at most; a row may start in any of a counter's four lanes
 };
 
 template <typename T>
@@ -30,7 +30,7 @@ __device__ __half cast<__half>(float value) {
   return __float2half_rn(value);
 }
 
-// In each turn a thread draws one counter, which is four neighbouring elements.
+// In each iteration a thread draws one counter, which gives four adjacent elements.
 template <typename T>
 __global__ void __launch_bounds__(kThreads)
     fill_kernel(T* out, const __grid_constant__ FillParams params) {
@@ -42,7 +42,7 @@ __global__ void __launch_bounds__(kThreads)
     const int64_t row = i / params.counters_per_row;
     const int64_t start = layout.row_start(row);
     const int64_t counter = start / kRandomLanes + i % params.counters_per_row;
-    // The column of the counter's first lane. It is negative if the row starts within the counter.
+    // Column of the counter's first lane; negative if the row starts within the counter.
     const int64_t column = counter * kRandomLanes - start;
     if (column >= layout.columns) continue;
     float values[kRandomLanes];

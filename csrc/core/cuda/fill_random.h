@@ -1,4 +1,4 @@
-// fill_random of csrc/core/numeric/philox.h, on the device.
+// Device version of fill_random (csrc/core/numeric/philox.h).
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -9,7 +9,7 @@
 
 namespace axonn::kernels::cuda {
 
-// Fills a contiguous block with the elements that `layout` says it holds. It only enqueues the
+// Fills a contiguous block with the elements that `layout` assigns to it. Only enqueues the
 // work.
 cudaError_t fill_random(void* out, const BlockLayout& layout, DataType dtype,
                         const RandomStream& stream, cudaStream_t cuda_stream);

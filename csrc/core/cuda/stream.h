@@ -10,7 +10,7 @@
 
 namespace axonn::cuda {
 
-// Makes a device current as long as it lives.
+// Makes a device current for the guard's lifetime.
 class DeviceGuard {
  public:
   explicit DeviceGuard(int device) {
@@ -25,7 +25,7 @@ class DeviceGuard {
   int previous_ = 0;
 };
 
-// A point in a stream. It orders streams and measures no time. It is made on the current device.
+// A point in a stream, for ordering streams. It measures no time. Created on the current device.
 class Event {
  public:
   Event() { AXONN_CUDA_CHECK(cudaEventCreateWithFlags(&event_, cudaEventDisableTiming)); }
@@ -35,7 +35,7 @@ class Event {
 
   cudaEvent_t get() const { return event_; }
   void record(cudaStream_t stream) { AXONN_CUDA_CHECK(cudaEventRecord(event_, stream)); }
-  // Makes what is enqueued on the stream from now on run after this point. Does not block the host.
+  // Makes work enqueued on the stream from now on run after this point. Does not block the host.
   void block(cudaStream_t stream) const {
     AXONN_CUDA_CHECK(cudaStreamWaitEvent(stream, event_, 0));
   }
@@ -53,8 +53,8 @@ class Event {
   cudaEvent_t event_ = nullptr;
 };
 
-// A stream of the highest priority that does not wait for the legacy default stream. When SMs
-// become free, its kernels get them before those of a GEMM that is under way.
+// A stream of the highest priority that does not synchronize with the legacy default stream. When
+// SMs become free, its kernels get them before those of a running GEMM.
 class HighPriorityStream {
  public:
   HighPriorityStream() {
@@ -69,7 +69,7 @@ class HighPriorityStream {
   HighPriorityStream& operator=(const HighPriorityStream&) = delete;
 
   cudaStream_t get() const { return stream_; }
-  // It is not destroyed with this object: somebody will still use it, nobody knows for how long.
+  // Keeps the stream when this object is destroyed: others will use it for an unknown time.
   void stay() { stays_ = true; }
 
  private:

@@ -18,7 +18,7 @@ namespace axonn::comm {
 namespace {
 
 // A rank may be this many transfers ahead of a peer. Beyond that, an arrival would be read too late
-// and the transfer would take longer; but no program has that many under way.
+// and the transfer would take longer; but no program has that many in flight.
 constexpr int64_t kSlots = 1024;
 
 }  // namespace
@@ -93,8 +93,8 @@ EmulatedLink::Time EmulatedLink::end(int64_t number) {
   return end;
 }
 
-// Returns when the last rank came to the transfer. The real collective is done, so every rank has
-// come.
+// Returns when the last rank reached the transfer. The real collective is done, so every rank has
+// reached it.
 EmulatedLink::Time EmulatedLink::last_arrival(int64_t number) const {
   double last = 0;
   for (const auto& segment : boards_) {

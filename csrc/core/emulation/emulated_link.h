@@ -1,13 +1,13 @@
-// An emulated link of a given bandwidth between the ranks of one group on one host. Their
-// collectives take as long as on such a link, while their bytes really move through memory.
+// An emulated link of a given bandwidth between the ranks of one group on one host. Collectives
+// take as long as they would on such a link, although their bytes move through memory.
 //
-// A transfer of n bytes starts when the last rank has come to it and the transfer before it is
-// over, since a link serves one at a time; it lasts n / bandwidth. Each rank notes when it came to
-// each transfer, in memory that its peers read, on the clock that all processes of a host share.
-// Once the real collective is done, all ranks have come, so that reading the notes needs no wait
-// and all ranks compute the same end. A rank sleeps until then: the cores are free for others, and
-// what the rank did between start and end was hidden. A transfer is late only where the real
-// collective is slower than the link.
+// A transfer of n bytes starts when the last rank has reached it and the previous transfer is over,
+// because a link serves one at a time; it lasts n / bandwidth. Each rank notes when it reached each
+// transfer, in memory that its peers read, on the clock that all processes of a host share. Once
+// the real collective is done, all ranks have reached it, so reading the notes needs no wait and
+// all ranks compute the same end. A rank sleeps until then: the cores are free for others, and the
+// rank's work between start and end was hidden. A transfer is late only if the real collective is
+// slower than the link.
 #pragma once
 
 #include <chrono>
@@ -34,23 +34,23 @@ class EmulatedLink {
     std::string name;
     int64_t rank;
     int64_t size;
-    double bytes_per_second;  // that a rank can send
-    // Ranks share memory if these are equal. With it a test can imitate several hosts.
+    double bytes_per_second;  // the rate at which a rank can send
+    // Ranks must have the same host to share memory. A test can imitate several hosts with it.
     std::string host = host_identity();
     std::chrono::duration<double> timeout = std::chrono::minutes(10);  // of the rendezvous
     std::string label = name;                                          // the name that messages use
   };
 
   // Collective over the group's ranks. Throws CommunicationError if they are not on one host, or do
-  // not come within the timeout.
+  // not arrive within the timeout.
   static std::unique_ptr<EmulatedLink> rendezvous(const Options& options, KeyValueStore& store);
 
-  // Notes that this rank comes to a transfer, in which it sends `bytes`, and returns its number.
-  // All ranks begin the same transfers in the same order, just before the real ones.
+  // Notes that this rank has reached a transfer in which it sends `bytes`; returns its number. All
+  // ranks begin the same transfers in the same order, just before the real ones.
   int64_t begin(int64_t bytes);
 
-  // Sleeps until the transfer is over, and returns when that was. Call it once per transfer, after
-  // the real one is done on this rank, in any order; transfers that began earlier are timed first.
+  // Sleeps until the transfer is over, and returns when that was. Call it once per transfer, in any
+  // order, after the real one is done on this rank; earlier transfers are timed first.
   Time end(int64_t number);
 
  private:
@@ -66,12 +66,12 @@ class EmulatedLink {
 
   double bytes_per_second_;
   SharedSegment own_;
-  std::vector<SharedSegment> boards_;  // of the ranks, for reading
+  std::vector<SharedSegment> boards_;  // of all ranks, for reading
   std::mutex mutex_;
   int64_t num_begun_ = 0;
   Time busy_until_{};
-  std::deque<Transfer> untimed_;  // in the order of their start
-  std::map<int64_t, Time> ends_;  // of transfers that were timed and not yet asked for
+  std::deque<Transfer> untimed_;  // in the order of their starts
+  std::map<int64_t, Time> ends_;  // of timed transfers whose end() is still to be called
 };
 
 }  // namespace axonn::comm

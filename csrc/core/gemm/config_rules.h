@@ -1,5 +1,5 @@
-// The rules of an architecture for a config, each on its own, so that the compiler can check them
-// as well (sm90_tiles.h). why_illegal (launch_config.h) says with numbers which rule a config
+// An architecture's rules for a config, one function per rule, so that the compiler can check
+// them, too (sm90_tiles.h). why_illegal (launch_config.h) says with numbers which rule a config
 // breaks.
 #pragma once
 
@@ -13,22 +13,22 @@ namespace axonn::kernels {
 inline constexpr int64_t kThreadsPerWarp = 32;
 inline constexpr int64_t kMaxStages = 8;
 
-// Returns how many tiles a CTA works on at a time.
+// Returns the number of tiles that a CTA works on at a time.
 constexpr int64_t tiles_in_turn(const LaunchConfig& config) {
   return config.schedule == Schedule::kPingpong ? 2 : 1;
 }
 
-// Returns the warps that share the accumulators of a tile.
+// Returns the number of warps that share a tile's accumulators.
 constexpr int64_t math_warps_per_tile(const LaunchConfig& config) {
   return config.num_math_warps / tiles_in_turn(config);
 }
 
-// Returns the number of groups of a tile's warps that each issue instructions of their own.
+// Returns the number of warp groups of a tile; each group issues its own instructions.
 constexpr int64_t num_math_groups(const LaunchConfig& config, const DeviceLimits& limits) {
   return math_warps_per_tile(config) / limits.warps_per_mma;
 }
 
-// The rows of a tile are a multiple of these, since its warpgroups split them.
+// A tile's rows must be a multiple of this, because its warpgroups split them.
 constexpr int64_t step_m(const LaunchConfig& config, const DeviceLimits& limits) {
   return limits.mma_m * num_math_groups(config, limits);
 }
@@ -51,7 +51,7 @@ constexpr bool has_positive_sizes(const LaunchConfig& config) {
          config.num_producer_warps >= 0;
 }
 
-// --- Whether the tile can be multiplied by the architecture's instructions -----------------------
+// --- Whether the architecture's instructions can multiply the tile -------------------------------
 
 constexpr bool depth_is_whole_instructions(const LaunchConfig& config, int64_t element_bytes,
                                            const DeviceLimits& limits) {
@@ -75,7 +75,7 @@ constexpr bool fits_registers(const LaunchConfig& config, const DeviceLimits& li
   return accumulators_per_thread(config) <= limits.max_accumulators;
 }
 
-// --- Whether a CTA fits an SM, and a cluster the device ------------------------------------------
+// --- Whether a CTA fits on an SM, and a cluster on the device ------------------------------------
 
 constexpr bool fits_threads(const LaunchConfig& config, const DeviceLimits& limits) {
   return threads_per_block(config) <= limits.threads_per_block;

@@ -1,5 +1,5 @@
-// Who has the fused GEMMs for a GPU. This is plain host code without CUDA headers, so that CPU
-// tests cover it.
+// Where the fused GEMMs for a GPU come from. This is plain host code without CUDA headers, so that
+// CPU tests cover it.
 #pragma once
 
 #include <cstdint>
@@ -9,11 +9,11 @@ namespace axonn::kernels {
 
 enum class GemmSource : int32_t {
   kNone,
-  kCutlass,  // axonn_ext._cuda_sm90, for sm_90 alone
-  kTriton,   // axonn_ext.kernels.triton, for sm_80 and all after it
+  kCutlass,  // axonn_ext._cuda_sm90, only for sm_90
+  kTriton,   // axonn_ext.kernels.triton, for sm_80 and later
 };
 
-// What of it this process has, and the compute capability of the GPU.
+// The GPU's compute capability, and the sources that this process has.
 struct GemmSources {
   int major;
   int minor;
@@ -30,7 +30,7 @@ constexpr const char* name_of(GemmSource source) {
   return source == GemmSource::kCutlass ? "cutlass" : source == GemmSource::kTriton ? "triton" : "";
 }
 
-// Returns why there are none; an empty text if there are.
+// Returns why there are no fused GEMMs; an empty string if there are some.
 inline std::string why_no_gemm_source(const GemmSources& sources) {
   if (gemm_source(sources) != GemmSource::kNone) return "";
   const std::string gpu = "sm_" + std::to_string(sources.major) + std::to_string(sources.minor);

@@ -13,9 +13,9 @@ namespace {
 
 using comm::ceil_div;
 
-constexpr int64_t kLoadBytes = 16;  // alignment that TMA and 16-byte cp.async ask of a row
-// The cycles of a tile besides math and loads: to fill the stages and to drain the accumulators. A
-// guess.
+constexpr int64_t kLoadBytes = 16;  // row alignment that TMA and 16-byte cp.async require
+// A tile's cycles in addition to math and loads: to fill the stages and to drain the accumulators.
+// A guess.
 constexpr double kTileCycles = 1000;
 constexpr double kLaunchUs = 4;  // a guess
 
@@ -52,7 +52,7 @@ std::string why_illegal_tile(const LaunchConfig& config, int64_t element_bytes,
   return "";
 }
 
-// Checks whether a CTA fits an SM, and whether the grid leaves room for those who raise its flags.
+// Checks whether a CTA fits on an SM and the grid leaves room for the kernels that it waits for.
 std::string why_illegal_launch(const LaunchConfig& config, int64_t element_bytes,
                                const Residency& residency, const DeviceLimits& limits) {
   if (!fits_threads(config, limits)) {
@@ -99,14 +99,14 @@ std::string why_illegal_problem(const LaunchConfig& config, const GemmProblem& p
   return "";
 }
 
-// A GEMM by itself, in waves of as many tiles as there are CTAs.
+// A GEMM without communication, in waves of num_ctas tiles.
 struct Waves {
   int64_t count;
   int64_t num_tiles;
-  double first_us;  // of the first one
-  double next_us;   // of each of the others
+  double first_us;  // of the first wave
+  double next_us;   // of each later wave
 
-  // Returns when so many of them are stored.
+  // Returns when the first `number` waves are stored.
   double end_us(int64_t number) const {
     return kLaunchUs + (number > 0 ? first_us + static_cast<double>(number - 1) * next_us : 0);
   }
@@ -114,7 +114,7 @@ struct Waves {
 };
 
 Waves waves_of(const LaunchConfig& config, const GemmProblem& problem, const DeviceLimits& limits) {
-  // A cluster works on neighbouring tiles, even on those beyond the edge, whose results are
+  // A cluster works on adjacent tiles, including tiles beyond the edge, whose results are
   // dropped.
   const auto tiles = [](int64_t size, int64_t block, int64_t cluster) {
     return ceil_div(size, block * cluster) * cluster;
@@ -145,8 +145,8 @@ Waves waves_of(const LaunchConfig& config, const GemmProblem& problem, const Dev
           .next_us = next_cycles / cycles_per_us};
 }
 
-// Returns when the product is done whose chunks arrive: behind each chunk, it still takes the time
-// of the product of those that had not arrived before.
+// Returns when a product whose chunks arrive is done: after a chunk has arrived, the product of
+// that chunk and of all later ones is still to do.
 double arriving_us(const LaunchConfig& config, const GemmProblem& problem,
                    const DeviceLimits& limits) {
   const ArrivingChunks& arriving = problem.arriving;
@@ -161,8 +161,8 @@ double arriving_us(const LaunchConfig& config, const GemmProblem& problem,
   return us;
 }
 
-// Returns when all that leaves has left: behind the first wave, all of it; behind the last one that
-// leaves, what that one computes. In between, each wave is as long as what it leaves takes.
+// Returns when all departing rows have left. Rows of a wave and of all later ones leave after that
+// wave. This bound is linear in the wave, so the first wave or the last one that leaves decides.
 double leaving_us(const GemmProblem& problem, const Waves& waves, int64_t num_ctas) {
   const LeavingRows& leaving = problem.leaving;
   const double bytes =

@@ -14,7 +14,7 @@ bool has_detail(Variant variant) {
   return variant == Variant::kCublasLt || variant == Variant::kTriton;
 }
 
-// Returns whether the text may stand in a bare key of TOML, and contains none of the separators of
+// Returns whether the text can be part of a bare TOML key, and contains none of the separators in
 // texts that ranks send.
 bool is_detail(std::string_view text) {
   const auto is_fit = [](char c) {
@@ -78,8 +78,8 @@ std::string to_text(const CublasLtConfig& config) {
 
 double tolerated_difference(double epsilon, int64_t k, bool is_double) {
   // The largest of a hundred million elements is 6 sqrt(k), and 8 sqrt(k) with a bias. Each of the
-  // two results is rounded a few times: when it is stored, per part of a split K, and, in tf32,
-  // with the operands.
+  // two results is rounded a few times: when it is stored, for each part of a split K and, in tf32,
+  // when the operands are.
   constexpr double kLargest = 6.0;
   constexpr double kRoundings = 4.0;
   // A running sum of k terms is itself as large as sqrt(k); its rounding errors grow with its

@@ -1,5 +1,5 @@
-// The ways to compute a product a @ b: their names, as ranks send them and as they are kept on
-// disk, and when a result counts as right.
+// The ways to compute a product a @ b: their names, as ranks send them and as files store them, and
+// when a result counts as correct.
 #pragma once
 
 #include <array>
@@ -11,17 +11,17 @@
 namespace axonn::tuning {
 
 enum class Variant {
-  kDirect,      // torch's, as it stands
-  kTransposed,  // (b.t() @ a.t()).t(), copied into rows
+  kDirect,      // torch's product, unchanged
+  kTransposed,  // (b.t() @ a.t()).t(), copied to row-major order
   kRelayoutA,   // with a copied into its other layout
   kRelayoutB,   // with b copied into its other layout
   kFusedSm90,   // axonn_ext._cuda_sm90's GEMM
-  kCublasLt,    // one algorithm of cuBLASLt, by name
+  kCublasLt,    // one cuBLASLt algorithm, by name
   kTriton,      // axonn_ext.kernels.triton's matmul with one config, by name
 };
 
-// The ways that any device has, kDirect first; and those by kernels, which a build or a setting may
-// lack.
+// The ways that every device has, kDirect first; and those that need kernels, which a build or a
+// setting may lack.
 inline constexpr std::array kLayoutVariants{Variant::kDirect, Variant::kTransposed,
                                             Variant::kRelayoutA, Variant::kRelayoutB};
 inline constexpr std::array kKernelVariants{Variant::kCublasLt, Variant::kTriton,
@@ -30,7 +30,7 @@ inline constexpr std::array kKernelVariants{Variant::kCublasLt, Variant::kTriton
 // Returns direct, transposed, relayout_a, relayout_b, fused_sm90, cublaslt or triton.
 const char* name_of(Variant variant);
 
-// A way, and which algorithm or config of it is used, as in `cublaslt_66_20_36_1_0_0_3_0_5` or
+// A way, and the algorithm or config that it uses, as in `cublaslt_66_20_36_1_0_0_3_0_5` or
 // `triton_m128n256k64w8s3g8p1t`. The other ways have no such detail.
 struct ProductName {
   Variant variant;
@@ -40,24 +40,24 @@ struct ProductName {
 };
 
 std::string to_text(const ProductName& name);
-// Returns nothing for a text that names no way.
+// Returns nullopt if the text names no way.
 std::optional<ProductName> parse_product(std::string_view text);
 
-// The numbers that distinguish an algorithm of cuBLASLt from the others of one version
+// The numbers that identify a cuBLASLt algorithm within one version of cuBLASLt
 // (CUBLASLT_ALGO_CONFIG_*).
 struct CublasLtConfig {
   int32_t id, tile, stages, split_k, reduction, swizzle, custom, inner_shape, cluster_shape;
 };
 
-// Returns the detail of its name: the numbers in their order.
+// Returns the detail of the algorithm's name: the numbers in order.
 std::string to_text(const CublasLtConfig& config);
 
-// How far apart the elements of two right results may be, for operands that are drawn from the
-// standard normal distribution, and a bias sqrt(k) times as large. So are the elements.
+// Returns how far the elements of two correct results may differ, for operands drawn from the
+// standard normal distribution and a bias sqrt(k) times as large. The elements are that large, too.
 //   epsilon     of the dtype; of tf32, if float32 is rounded to it
 //   is_double   sums are kept in float64, not in float32
-// A result that lacks a term here and there passes; one that lacks a tile, a step of a thousandth
-// of K, or the bias, does not.
+// A result that lacks a term here and there passes. One that lacks a tile, a thousandth of K or the
+// bias does not.
 double tolerated_difference(double epsilon, int64_t k, bool is_double);
 
 }  // namespace axonn::tuning

@@ -21,10 +21,10 @@ struct Sm90Tile {
 };
 
 inline constexpr Sm90Tile kSm90Tiles[] = {
-    // block_m, block_n, num_stages, cluster_m, cluster_n, schedule
-    {128, 256, 4, 2, 1, Schedule::kCooperative},
-    {128, 128, 6, 1, 2, Schedule::kPingpong},
-    {64, 128, 8, 2, 1, Schedule::kPingpong},
+    // block_m, block_n, num_stages, cluster_m, cluster_n, schedule, and what it is good for
+    {128, 256, 4, 2, 1, Schedule::kCooperative},  // large products: fewest loads per flop
+    {128, 128, 6, 1, 2, Schedule::kPingpong},     // few rows, short K, a last wave of few tiles
+    {64, 128, 8, 2, 1, Schedule::kPingpong},      // rows that arrive late, small products
 };
 
 inline constexpr std::size_t kNumSm90Tiles = sizeof(kSm90Tiles) / sizeof(Sm90Tile);

@@ -15,12 +15,12 @@
 namespace axonn::kernels {
 namespace {
 
-// New weights are put together in L1, a block at a time, and then stored. Memory is asked for
-// kAhead elements before they are needed. Both numbers were measured on Zen 5 (docs/benchmarks.md).
+// New weights are computed in L1, a block at a time, and then stored. Memory is prefetched kAhead
+// elements before it is needed. Both numbers were measured on Zen 5 (docs/benchmarks.md).
 constexpr int64_t kBlock = 64, kAhead = 512;
-constexpr int64_t kLine = 64;  // bytes of a line of the caches
+constexpr int64_t kLine = 64;  // bytes of a cache line
 
-// The dtype of the master of an element, and conversions.
+// The dtype of an element's master, and conversions.
 template <typename E>
 struct Element {
   using Master = E;
@@ -38,7 +38,7 @@ struct Element<BFloat16> : Narrow<BFloat16> {};
 template <>
 struct Element<Float16> : Narrow<Float16> {};
 
-// The numbers in the dtype of the masters.
+// The numbers of an update, in the masters' dtype.
 template <typename T>
 struct Factors {
   T gradient, decay, lerp, beta2, rest2, root2, eps, step_size;
@@ -68,8 +68,8 @@ AXONN_INLINE T sum_with_product(T a, T b, T c) {
   return products == Products::kFused ? fused(a, b, c) : a * b + c;
 }
 
-// How halves become floats, and back: in the compiler's vectors, or, where processors have
-// instructions for it (F16C), by these, a block at a time.
+// How halves are converted to floats and back: in the compiler's vectors or, if the processor has
+// instructions for it (F16C), with these, a block at a time.
 enum class Halves { kComputed, kInstructions };
 
 #if defined(__x86_64__)
@@ -93,7 +93,7 @@ AXONN_F16C void narrow(Float16* out, const float* values, int64_t count) {
 #undef AXONN_F16C
 #endif
 
-// Begins to read the elements that are kAhead further on, if there are such.
+// Prefetches the elements that are kAhead further on, if there are any.
 template <typename T>
 AXONN_INLINE void prefetch(const T* first, int64_t at, int64_t end) {
   if (at + kAhead >= end) return;
@@ -101,7 +101,7 @@ AXONN_INLINE void prefetch(const T* first, int64_t at, int64_t end) {
   for (size_t i = 0; i < kBlock * sizeof(T); i += kLine) __builtin_prefetch(bytes + i);
 }
 
-// A whole block, to memory that begins with a line.
+// Stores a whole block to memory that begins at a cache line.
 template <typename E>
 AXONN_INLINE void put_past_caches(E* target, const E* weights) {
 #if defined(__x86_64__)
@@ -124,7 +124,7 @@ AXONN_INLINE void put(E* target, const E* weights, int64_t count, bool past_cach
   }
 }
 
-// What one block holds. Gradients and weights are of the dtype of E, or floats made of it.
+// The data of one block. Gradients and weights have dtype E, or are floats converted from E.
 template <typename G, typename T>
 struct Block {
   const G* gradient;
@@ -133,7 +133,7 @@ struct Block {
   int64_t count;
 };
 
-// behind_vectors: in torch's kernel, these elements come after the last whole vector. There the
+// behind_vectors: in torch's kernel, these elements come after the last whole vector, where the
 // compiler fused the other product of exp_avg_sq.
 template <Products products, bool behind_vectors, typename G, typename T>
 AXONN_INLINE void update(const Block<G, T>& block, const Factors<T>& by) {
@@ -142,7 +142,7 @@ AXONN_INLINE void update(const Block<G, T>& block, const Factors<T>& by) {
   T* __restrict exp_avg = block.exp_avg;
   T* __restrict exp_avg_sq = block.exp_avg_sq;
   G* __restrict weight = block.weight;
-  // The two are the same number, but zero has another sign.
+  // Both are the same number, but a zero has a different sign.
   const T rest1 = behind_vectors ? -(T{1} - by.lerp) : by.lerp - T{1};
   const T lerp = by.lerps_from_average ? by.lerp : rest1;
   for (int64_t i = 0; i < block.count; ++i) {
@@ -193,13 +193,13 @@ template <Products products, Halves halves, typename E>
 AXONN_INLINE void update(const AdamWRun& run, const AdamWNumbers& numbers, bool past_caches,
                          int64_t begin, int64_t end) {
   using T = typename Element<E>::Master;
-  constexpr int64_t kLanes = 32 / sizeof(T);  // of a vector of torch's
+  constexpr int64_t kLanes = 32 / sizeof(T);  // in a vector of torch's kernel
   const int64_t whole = std::clamp(run.numel / kLanes * kLanes, begin, end);
   const Factors<T> by(numbers);
   update<products, halves, false, E>(run, by, past_caches, begin, whole);
   update<products, halves, true, E>(run, by, past_caches, whole, end);
 #if defined(__x86_64__)
-  if (past_caches) _mm_sfence();  // before others read the weights
+  if (past_caches) _mm_sfence();  // before other threads read the weights
 #endif
 }
 

@@ -1,4 +1,4 @@
-// Says where a contiguous block of a tensor lies in the whole tensor, row by row. It is C++17,
+// Describes where a contiguous block of a tensor lies in the whole tensor, row by row. It is C++17,
 // because CUDA kernels share it.
 #pragma once
 
@@ -10,8 +10,8 @@
 
 namespace axonn::kernels {
 
-// Dims that the block covers whole are merged with the one before, so that `columns`, the number of
-// elements that are contiguous in both the block and the whole, is as large as possible.
+// Dims that the block covers fully are merged with the preceding one, so that `columns`, the number
+// of elements that are contiguous in both the block and the whole tensor, is as large as possible.
 struct BlockLayout {
   static constexpr int kMaxDims = 8;  // of rows, after merging
 
@@ -22,7 +22,7 @@ struct BlockLayout {
   int64_t sizes[kMaxDims] = {};    // of the block; last dim first
   int64_t strides[kMaxDims] = {};  // of the whole tensor
 
-  // Throws std::invalid_argument if rows of more than kMaxDims dims remain.
+  // Throws std::invalid_argument if the rows still have more than kMaxDims dims.
   static BlockLayout of(const int64_t* full_sizes, const int64_t* offsets, const int64_t* sizes,
                         int64_t num_dims) {
     BlockLayout layout;
@@ -47,7 +47,7 @@ struct BlockLayout {
     return layout;
   }
 
-  // Returns the index in the whole tensor of the first element of a row of the block.
+  // Returns the index, in the whole tensor, of the first element of a row of the block.
   AXONN_HOST_DEVICE int64_t row_start(int64_t row) const {
     int64_t start = first;
     for (int d = 0; d < num_dims; ++d) {

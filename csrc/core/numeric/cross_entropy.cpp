@@ -12,10 +12,10 @@
 namespace axonn::kernels {
 namespace {
 
-// A row is added up in sixteen lanes on every processor. They are one vector, or several: of as
-// many lanes as the processor's registers have, since compilers make slow code of wider ones.
+// A row is summed in sixteen lanes on every processor. They are one vector or several, as wide as
+// the processor's registers, because compilers generate slow code for wider vectors.
 constexpr int kLanes = 16;
-constexpr int64_t kBlock = 2048;  // at most 8 KiB, which the second reading finds in L1
+constexpr int64_t kBlock = 2048;  // at most 8 KiB, which the second pass finds in L1
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
 // Vectors are passed by reference, because by value their ABI would depend on the processor.
@@ -57,7 +57,7 @@ AXONN_INLINE void store(float* target, const Floats<kWidth>& values) {
   std::memcpy(target, &values, sizeof(values));
 }
 
-// As BFloat16::to_float and from_float.
+// Same as BFloat16::to_float and from_float.
 template <int kWidth>
 AXONN_INLINE void load(Floats<kWidth>& out, const BFloat16* source) {
   Halves<kWidth> bits;
@@ -68,14 +68,14 @@ template <int kWidth>
 AXONN_INLINE void store(BFloat16* target, const Floats<kWidth>& values) {
   const auto words = reinterpret_cast<Words<kWidth>>(values);
   const Words<kWidth> sign = (words >> 16) & 0x8000, magnitude = words & 0x7FFFFFFF;
-  // Magnitudes are rounded, so that no sum overflows a signed number.
+  // Only magnitudes are rounded, so that no sum overflows a signed number.
   Words<kWidth> bits = (magnitude + 0x7FFF + ((magnitude >> 16) & 1)) >> 16;
   bits = magnitude > 0x7F800000 ? Words<kWidth>{} + 0x7FC0 : bits;
   const auto halves = __builtin_convertvector(bits | sign, Halves<kWidth>);
   std::memcpy(target, &halves, sizeof(halves));
 }
 
-// As Float16::to_float and from_float.
+// Same as Float16::to_float and from_float.
 template <int kWidth>
 AXONN_INLINE void load(Floats<kWidth>& out, const Float16* source) {
   Halves<kWidth> bits;
@@ -111,8 +111,8 @@ AXONN_INLINE void store_one(float& target, float value) { target = value; }
 AXONN_INLINE void store_one(BFloat16& target, float value) { target = BFloat16::from_float(value); }
 AXONN_INLINE void store_one(Float16& target, float value) { target = Float16::from_float(value); }
 
-// Loads a row's next lanes. Where fewer than sixteen are left, the others are -inf, which adds
-// nothing.
+// Loads a row's next lanes. If fewer than sixteen elements are left, the other lanes are -inf,
+// which adds nothing.
 template <int kWidth, typename T>
 AXONN_INLINE void load_lanes(Lanes<kWidth>& out, const T* source, int64_t count) {
   if (count >= kLanes) {
@@ -135,17 +135,17 @@ AXONN_INLINE void store_lanes(T* target, const Lanes<kWidth>& values, int64_t co
 
 // --- exp ----------------------------------------------------------------------------------------
 
-// Below it exp is taken as zero: a little further, 2^n would be no normal float.
+// Below this, exp is taken as zero: only a little lower, 2^n would not be a normal float.
 constexpr float kLeastExponent = -86.9f;
 
 // Sets x = exp(x) for x <= 0 or NaN, with a relative error below 2e-7.
 //
-// x = n ln 2 + r, with |r| <= ln(2) / 2, and exp(r) is a polynomial. Its coefficients, and ln 2 in
-// two parts of which the first has so few bits that n times it is exact, are those of Cephes.
+// x = n ln 2 + r, with |r| <= ln(2) / 2, and exp(r) is a polynomial. Its coefficients and the two
+// parts of ln 2, the first so short that n times it is exact, are those of Cephes.
 // Source: Cephes Math Library 2.2, single/expf.c (Moshier, 1992).
 template <int kWidth>
 AXONN_INLINE void exponential(Floats<kWidth>& x) {
-  constexpr float kRound = 0x1.8p23f;  // added to a small float, it leaves the nearest integer
+  constexpr float kRound = 0x1.8p23f;  // adding it to a small float leaves the nearest integer
   const Floats<kWidth> shifted = x * 1.44269504f + kRound;
   const Floats<kWidth> n = shifted - kRound;
   const Floats<kWidth> r = (x - n * 0.693359375f) - n * -2.12194440e-4f;
@@ -185,7 +185,7 @@ AXONN_INLINE float top_of(const T* row, int64_t count) {
   return top;
 }
 
-// Adds a block's exponentials to the lanes' sums. A block is added up on its own first, so that
+// Adds a block's exponentials to the lanes' sums. Each block is summed separately first, so that
 // errors grow with its size and with the number of blocks, not with their product.
 template <int kWidth, typename T>
 AXONN_INLINE void add_exponentials(Lanes<kWidth>& total, const T* row, int64_t count, float shift) {
@@ -215,7 +215,7 @@ AXONN_INLINE RowStatistics scan(const T* row, int64_t columns) {
       for (auto& part : sums.parts) part *= factor;
       top = block_top;
     }
-    // Without a number so far, -inf - top would be NaN.
+    // If all logits so far are -inf, -inf - top would be NaN.
     add_exponentials(sums, row + begin, count, top == -kInfinity ? 0.0f : top);
   }
   float sum = 0;
@@ -226,7 +226,7 @@ AXONN_INLINE RowStatistics scan(const T* row, int64_t columns) {
 template <int kWidth, typename T>
 AXONN_INLINE void gradient(T* out, const T* row, int64_t columns, float top, float scale, float dy,
                            int64_t label) {
-  const float at_label = label < 0 ? 0.0f : load_one(row[label]);  // `out` may be `row`
+  const float at_label = label < 0 ? 0.0f : load_one(row[label]);  // read first: `out` may be `row`
   Lanes<kWidth> x;
   for (int64_t c = 0; c < columns; c += kLanes) {
     load_lanes(x, row + c, columns - c);

@@ -1,4 +1,4 @@
-// Element types that the core can add up. This is C++17, because CUDA kernels share it.
+// Element types that the core can sum. This header is C++17, because CUDA kernels share it.
 #pragma once
 
 #include <cstdint>
@@ -77,7 +77,7 @@ struct Float16 {
     } else if (magnitude >= 0x47800000u) {  // 65536
       half = 0x7C00u;
     } else if (magnitude < 0x38800000u) {
-      // Below 2^-14, halves are multiples of 2^-24, as floats from 0.5 on are; so adding 0.5
+      // Below 2^-14, halves are multiples of 2^-24, as are floats from 0.5 on; so adding 0.5
       // rounds.
       half = bits_of(float_of(magnitude) + 0.5f) - bits_of(0.5f);
     } else {  // the bias changes from 127 to 15, and 13 bits are dropped
@@ -88,7 +88,7 @@ struct Float16 {
   float to_float() const {
     const uint32_t sign = (bits & 0x8000u) << 16, shifted = (bits & 0x7FFFu) << 13;
     const bool finite = (bits & 0x7C00u) != 0x7C00u;
-    // The product changes the bias. It is exact, even for subnormal numbers.
+    // The multiplication changes the bias. It is exact, even for subnormal numbers.
     const uint32_t magnitude =
         finite ? bits_of(float_of(shifted) * 0x1p112f) : (shifted | 0x7F800000u);
     return float_of(sign | magnitude);

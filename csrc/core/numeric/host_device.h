@@ -1,5 +1,5 @@
-// Marks functions that host code and CUDA kernels both call. Such headers are C++17, because nvcc
-// compiles kernels as C++17.
+// Marks functions that both host code and CUDA kernels call. Headers that use it are C++17, because
+// nvcc compiles kernels as C++17.
 #pragma once
 
 #if defined(__CUDACC__)

@@ -1,6 +1,6 @@
-// Random numbers that depend on where an element is, not on who draws it. So every rank fills only
-// its own block of a parameter, and all grids get the same bits. This is C++17, because CUDA
-// kernels share it.
+// Random numbers that depend on an element's position, not on the rank that draws it. So every rank
+// fills only its own block of a parameter, and all grids get the same bits. This header is C++17,
+// because CUDA kernels share it.
 //
 // Source: Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC'11 (Philox-4x32-10).
 #pragma once
@@ -20,7 +20,7 @@ enum class Distribution : int32_t { kNormal, kUniform };
 
 std::array<uint32_t, 4> philox4x32(std::array<uint32_t, 4> counter, std::array<uint32_t, 2> key);
 
-// The 64-bit FNV-1a hash, which identifies a parameter's stream.
+// The 64-bit FNV-1a hash; it identifies a parameter's stream.
 uint64_t hash_name(std::string_view name);
 
 struct RandomStream {
@@ -35,11 +35,11 @@ struct RandomStream {
 void fill_random(void* out, int64_t first_index, int64_t count, DataType dtype,
                  const RandomStream& stream);
 
-// --- What host and device share ----------------------------------------------------------------
+// --- Shared by host and device -----------------------------------------------------------------
 
 inline constexpr int64_t kRandomLanes = 4;  // numbers per counter
 
-// Replaces the counter by its four random words.
+// Replaces the counter with its four random words.
 AXONN_HOST_DEVICE inline void philox4x32(uint32_t (&c)[4], uint32_t key0, uint32_t key1) {
   constexpr int kRounds = 10;
   for (int round = 0; round < kRounds; ++round) {
@@ -55,8 +55,8 @@ AXONN_HOST_DEVICE inline void philox4x32(uint32_t (&c)[4], uint32_t key0, uint32
   }
 }
 
-// Computes cos(2 pi t) and sin(2 pi t). The device's sincospi needs no local memory; its sincos
-// does.
+// Computes cos(2 pi t) and sin(2 pi t). Unlike its sincos, the device's sincospi needs no local
+// memory.
 AXONN_HOST_DEVICE inline void turn(float t, float* cosine, float* sine) {
 #if defined(__CUDA_ARCH__)
   sincospif(2.0f * t, sine, cosine);
@@ -78,7 +78,7 @@ AXONN_HOST_DEVICE inline void draw_random(int64_t block, const RandomStream& s,
   constexpr float kScale32 = 1.0f / 4294967296.0f, kScale24 = 1.0f / 16777216.0f;
   if (s.distribution == Distribution::kUniform) {
     for (int i = 0; i < kRandomLanes; ++i) {
-      // These are 24 bits, which a float holds exactly; before scaling the value is in [0, 1).
+      // 24 bits, which a float holds exactly; before scaling, the value is in [0, 1).
       out[i] = s.a + (s.b - s.a) * (static_cast<float>(words[i] >> 8) * kScale24);
     }
     return;

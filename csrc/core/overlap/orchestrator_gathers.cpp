@@ -98,7 +98,7 @@ void GatherPlan::prefetch(std::vector<Action>& actions) {
     ahead.push_back(weight);
     if (weights_[weight].gathered) continue;
     const auto position = static_cast<int64_t>(i);
-    // What comes after a weight that does not fit has to wait, too, because gathers keep their
+    // Weights after one that does not fit have to wait, too, because gathers keep their
     // order.
     if (!make_room(weights_[weight].bytes, position, /*force=*/false, actions)) return;
     gather(weight, actions);
@@ -114,7 +114,7 @@ bool GatherPlan::make_room(int64_t bytes, int64_t position, bool force,
     const auto& w = weights_[i];
     if (w.gathered && w.num_users == 0 && next[i] > position) idle.push_back(i);
   }
-  // Sorts what is needed last to the front. Where the future is unknown, weights that backward has
+  // Sorts the weights needed last to the front. If the future is unknown, weights that backward has
   // used are not needed again; of the others, backward first needs those that forward used last.
   std::sort(idle.begin(), idle.end(), [&](int64_t a, int64_t b) {
     const auto key = [&](int64_t i) {

@@ -1,5 +1,5 @@
-// Decides which weights are held gathered, and when. Weights are prefetched in the order of
-// execution and kept between uses, within a budget of bytes.
+// Decides which weights are held gathered, and when. Weights are prefetched in execution order and
+// kept between uses, within a memory budget.
 #pragma once
 
 #include <cstdint>
@@ -11,8 +11,8 @@
 namespace axonn::orchestrator {
 
 enum class ActionKind {
-  kFree,    // wait for the weight's gather if it is under way, then give its memory back
-  kGather,  // take memory and start the gather
+  kFree,    // wait for the weight's gather if it is running, then free its memory
+  kGather,  // allocate memory and start the gather
 };
 
 struct Action {
@@ -21,16 +21,16 @@ struct Action {
   bool operator==(const Action&) const = default;
 };
 
-// A GatherPlan decides; the caller carries the actions out in the order in which they are returned.
+// A GatherPlan decides; the caller carries out the actions in the order in which they are returned.
 // Decisions depend only on the sequence of calls, never on time, so ranks that run the same program
 // start the same gathers in the same order.
 //
 // A weight is in use from use() to release(). The bytes held exceed the budget only if the weights
-// that are in use at once do; then nothing else is held. To make room, what is needed last is given
-// up first.
+// in use at the same time do; then nothing else is held. To make room, the weights needed last are
+// freed first.
 class GatherPlan {
  public:
-  // `num_prefetched` is how many different weights are gathered ahead of the one in use. Raises
+  // `num_prefetched` is the number of different weights gathered ahead of the one in use. Throws
   // std::invalid_argument for negative values.
   GatherPlan(int64_t num_prefetched, int64_t budget_bytes);
 
@@ -41,12 +41,12 @@ class GatherPlan {
   std::vector<Action> use(int64_t weight, Phase phase);
   // The weight is no longer needed until its next use.
   std::vector<Action> release(int64_t weight);
-  // What is used next need not follow what was used so far, as where the tasks of a step come in no
-  // fixed order. From now on, each pass's order is learned and predicted by itself, and weights
-  // stay within the budget when it ends.
+  // Ends a pass of a step whose tasks have no fixed order, so any pass may follow. From now on, the
+  // order of each pass is learned and predicted separately, and weights within the budget are kept
+  // at the end of a pass.
   void end_pass();
-  // The weights change, so all that are held are given up. Raises std::logic_error while one is in
-  // use.
+  // Ends a step: the weights change, so all that are held are freed. Throws std::logic_error if one
+  // is in use.
   std::vector<Action> end_step();
 
   int64_t bytes() const { return bytes_; }
@@ -64,8 +64,8 @@ class GatherPlan {
   void gather(int64_t weight, std::vector<Action>& actions);
   void free(int64_t weight, std::vector<Action>& actions);
   void prefetch(std::vector<Action>& actions);
-  // Frees what is needed later than `position` of the prediction, until `bytes` fit. If they cannot
-  // be made to fit, frees nothing and returns false; with `force`, frees what can be freed.
+  // Frees weights needed later than `position` of the prediction, until `bytes` fit. If they cannot
+  // fit, frees nothing and returns false; with `force`, frees as much as it can.
   bool make_room(int64_t bytes, int64_t position, bool force, std::vector<Action>& actions);
   std::vector<int64_t> next_uses() const;
 
@@ -75,7 +75,7 @@ class GatherPlan {
   int64_t clock_ = 0;
   std::vector<Weight> weights_;
   ExecutionOrder order_;
-  bool in_passes_ = false;  // what is predicted is the rest of a pass, not of a step
+  bool in_passes_ = false;  // predictions cover the rest of a pass, not of a step
 };
 
 }  // namespace axonn::orchestrator

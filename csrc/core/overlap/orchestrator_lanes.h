@@ -1,5 +1,5 @@
-// The lanes of a run, one for each axis that communicates. They record what was issued, in order,
-// when it was done, and how long the program waited for it.
+// The lanes of a run, one for each axis that communicates. They record which tasks were issued, in
+// order, when each was done, and how long the program waited for it.
 #pragma once
 
 #include <cstdint>
@@ -10,9 +10,9 @@
 
 namespace axonn::orchestrator {
 
-// One collective. Times are seconds of a steady clock; a negative time has not come yet.
+// One collective. Times are seconds of a steady clock; a negative time is not known yet.
 struct Task {
-  std::string name;  // collective and parameter, for people
+  std::string name;  // collective and parameter, for display
   int64_t sequence;  // within the lane, from 0
   int64_t bytes;     // held by the task until it is retired
   double submitted;
@@ -26,13 +26,13 @@ struct LaneTotals {
   std::string name;
   int64_t num_tasks = 0;
   int64_t bytes = 0;
-  double busy = 0;     // seconds in which the lane had something under way
+  double busy = 0;     // seconds in which the lane had a task in flight
   double exposed = 0;  // seconds in which the program waited for the lane
   double hidden() const { return busy > exposed ? busy - exposed : 0.0; }
 };
 
-// When a task ran and was waited for, as a device's own events report afterwards, in seconds of
-// Lanes::now().
+// When a task ran and when the program waited for it, as device events report afterwards, in
+// seconds of Lanes::now().
 struct Times {
   double submitted;
   double finished;
@@ -40,8 +40,8 @@ struct Times {
   double waited_to;
 };
 
-// Tasks of a lane start in the order of submission. `finished` may be called on any thread, and
-// everything else on one thread. Each task is finished, then waited for.
+// Tasks of a lane start in the order of submission. `finished` may be called on any thread, all
+// other functions only on one thread. Each task is finished, then waited for.
 class Lanes {
  public:
   static double now();
@@ -53,8 +53,8 @@ class Lanes {
   void finished(int64_t lane, int64_t sequence);
   // The program waited for the task from `waited_from` until now, and is done with it.
   void retire(int64_t lane, int64_t sequence, double waited_from);
-  // Finishes and retires a task whose times the host could not see, when they are known. Tasks come
-  // in order of sequence.
+  // Finishes and retires a task whose times the host could not see, once they are known. Call it in
+  // the order of sequence numbers.
   void retire_measured(int64_t lane, int64_t sequence, const Times& times);
 
   LaneTotals totals(int64_t lane) const;

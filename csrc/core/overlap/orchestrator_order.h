@@ -1,4 +1,4 @@
-// Learns the order in which a step uses its weights from the steps that ran.
+// Learns from previous steps the order in which a step uses its weights.
 #pragma once
 
 #include <cstddef>
@@ -16,23 +16,23 @@ struct Use {
   bool operator==(const Use&) const = default;
 };
 
-// Records the uses of the current step and, as long as they equal those of a step that it
-// remembers, predicts which come next. At the first use that differs it changes to another
-// remembered step that began as this one did. If there is none, it predicts nothing until the step
-// ends, so one change of a model's control flow is never mispredicted twice.
+// Records the uses of the current step and, as long as they match a remembered step, predicts the
+// next ones. At the first use that differs, it switches to another remembered step that began in
+// the same way. If there is none, it predicts nothing until the step ends, so one change of a
+// model's control flow is never mispredicted twice.
 //
-// Everything depends only on the sequence of calls, so ranks that run the same program predict the
-// same.
+// Predictions depend only on the sequence of calls, so ranks that run the same program make the
+// same predictions.
 class ExecutionOrder {
  public:
   explicit ExecutionOrder(size_t num_remembered = 4) : num_remembered_(num_remembered) {}
 
-  // A switch between inference and training ends a step. So does, in inference, a use of the weight
-  // that the step began with, because nothing else tells where a pass ends.
+  // A switch between inference and training ends a step. In inference, so does a use of the weight
+  // that the step began with, because nothing else marks the end of a pass.
   void use(const Use& use);
   void end_step();
 
-  // Returns the expected rest of the step, the next use first; it is empty where nothing is known.
+  // Returns the expected rest of the step, the next use first; empty if nothing is known.
   std::span<const Use> predicted() const;
   // Returns whether predicted() is the whole rest of the step, even if it is empty.
   bool knows_the_rest() const { return followed_ != nullptr; }

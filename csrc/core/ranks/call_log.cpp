@@ -12,7 +12,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// Splits "17 all_gather ..." into 17 and what follows the space.
+// Splits "17 all_gather ..." into 17 and the text after the space.
 std::pair<int64_t, std::string> split_number(const std::string& text) {
   const auto space = text.find(' ');
   return {std::stoll(text.substr(0, space)),
@@ -102,7 +102,7 @@ void CallLog::agree(const std::function<void()>& check) {
   if (!options_.compare) return;
   const CallProgress mine = progress();
   const auto end = Clock::now() + std::chrono::duration_cast<Clock::duration>(options_.timeout);
-  // Each rank writes its calls to two keys in turn. It overwrites call n once every peer has
+  // Each rank writes its calls to two keys in turn. It overwrites call n only after every peer has
   // announced n + 1, which a peer does only after it has read n.
   const char* const slot = mine.issued % 2 == 0 ? "even" : "odd";
   store_.set(key(slot, options_.rank), std::to_string(mine.issued) + " " + mine.last);
@@ -163,7 +163,7 @@ std::string CallLog::explain_timeout(int64_t sequence, const std::string& signat
 
 std::optional<CallProgress> CallLog::read_progress(int64_t rank) {
   // This is called while an error is reported. If the store is gone, too, that must not hide the
-  // first cause.
+  // original cause.
   try {
     const std::string name = key("progress", rank);
     if (!store_.has(name)) return CallProgress{};  // a rank publishes from its first call on

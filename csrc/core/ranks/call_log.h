@@ -1,5 +1,5 @@
-// Numbers what a rank has issued to its peers along one axis. The log tells which rank is behind
-// when one waits too long and, where calls are compared, which rank issued something else.
+// Numbers the calls that a rank issues to its peers along one axis. The log tells which rank is
+// behind if one waits too long and, if calls are compared, which rank issued a different one.
 #pragma once
 
 #include <chrono>
@@ -14,10 +14,10 @@
 
 namespace axonn::comm {
 
-// How far a rank has come. Its peers read this in the store.
+// A rank's progress, which its peers read from the store.
 struct CallProgress {
-  int64_t issued = 0;     // calls; their sequence numbers are 1, 2, ...
-  int64_t completed = 0;  // of those
+  int64_t issued = 0;     // number of calls; their sequence numbers are 1, 2, ...
+  int64_t completed = 0;  // number of those that are done
   std::string last;       // signature of the last one issued
 
   std::string encode() const;
@@ -25,19 +25,19 @@ struct CallProgress {
   friend bool operator==(const CallProgress&, const CallProgress&) = default;
 };
 
-// --- What the messages say: functions of values alone -------------------------------------------
+// --- Message texts, as pure functions -----------------------------------------------------------
 
 // "rank 2", "ranks 0, 1, 5"
 std::string name_ranks(const std::vector<int64_t>& ranks);
 
-// Says which ranks issued what, if not all issued the same; the signature that the fewest ranks
-// issued comes last. signatures[i] is that of ranks[i]. Returns nothing if all are equal.
+// Says which ranks issued which call. signatures[i] is that of ranks[i]; the signature that the
+// fewest ranks issued comes last. Returns nullopt if all are equal.
 std::optional<std::string> describe_divergence(const std::string& axis, int64_t sequence,
                                                const std::vector<int64_t>& ranks,
                                                const std::vector<std::string>& signatures);
 
 // Says that a call took too long, and which ranks are behind: those that have not issued it or, if
-// all have, those that have not completed it. progress[i] is that of ranks[i]; it is empty if it is
+// all have, those that have not completed it. progress[i] is that of ranks[i], or nullopt if it is
 // not known.
 std::string describe_timeout(const std::string& axis, int64_t sequence,
                              const std::string& signature, double seconds,
@@ -49,8 +49,8 @@ std::string describe_timeout(const std::string& axis, int64_t sequence,
 struct CallLogOptions {
   std::string axis;            // for messages
   std::string prefix;          // of the keys; equal on all ranks, and used by no other log
-  int64_t rank;                // this rank, as an index of `ranks`
-  std::vector<int64_t> ranks;  // the numbers that messages use
+  int64_t rank;                // this rank, as an index into `ranks`
+  std::vector<int64_t> ranks;  // the rank numbers that messages use
   bool compare = false;        // whether agree() compares calls
   std::chrono::duration<double> timeout = std::chrono::minutes(10);
 };
@@ -64,15 +64,15 @@ class CallLog {
   int64_t announce(const std::string& signature);
 
   // If calls are compared, returns once every peer has announced the call that this rank announced
-  // last; throws CommunicationError if a peer announced another call, or none within the timeout.
-  // If calls are not compared, returns at once. `check` is called during the wait, and may throw if
-  // there is no point in waiting any longer.
+  // last; throws CommunicationError if a peer announced a different call, or none within the
+  // timeout. If calls are not compared, returns at once. `check` is called during the wait, and may
+  // throw if there is no point in waiting any longer.
   void agree(const std::function<void()>& check = [] {});
 
   // Marks all calls up to this number as done.
   void complete(int64_t sequence);
 
-  // Lets the peers see how far this rank has come, if that has changed.
+  // Publishes this rank's progress to the peers, if it has changed.
   void publish();
 
   // Returns the text of describe_timeout for a call of this rank. Reads the peers' progress.

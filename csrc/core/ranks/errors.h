@@ -17,7 +17,7 @@ class CommunicationError : public std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-// No rank of the group can make this call, and this was found before any part of it was made. The
+// No rank of the group can make this call; this was found before any part of it was made. The
 // group's other calls are not affected.
 class CallRefused : public CommunicationError {
  public:
@@ -32,16 +32,16 @@ inline CommunicationError group_is_broken(const std::string& op, const std::stri
                             std::to_string(rank));
 }
 
-// Begins the message of a rank that waits in vain; the reason why the peer does not come follows
-// it.
+// Returns the beginning of the message about a wait that fails; the reason why the peer does not
+// come follows it.
 inline std::string waited_for(const std::string& op, int64_t rank, int64_t peer,
                               const std::string& group) {
   return op + ": rank " + std::to_string(rank) + " waited for rank " + std::to_string(peer) +
          " of group " + group + ", which ";
 }
 
-// Returns `theirs`, with this rank's value behind each that differs, as in
-// "op x=float32[4,16] (here x=float32[6,16]) dim=0". Values have the form name=value; those that
+// Returns `theirs`, with this rank's value after each value that differs, as in
+// "op x=float32[4,16] (here x=float32[6,16]) dim=0". Values have the form name=value; values that
 // only one of the calls has are marked as such.
 inline std::string described_next_to(const std::string& theirs, const std::string& own) {
   const auto values_of = [](const std::string& call) {
@@ -69,7 +69,7 @@ inline std::string described_next_to(const std::string& theirs, const std::strin
   return text;
 }
 
-// Follows waited_for() if the peer has made another call than this rank's, `own`.
+// Follows waited_for() if the peer has made a different call than this rank, whose call is `own`.
 inline std::string called_instead(const std::string& theirs, const std::string& own) {
   return "called " + described_next_to(theirs, own) +
          " instead: all ranks of a group must make the same calls, in the same order, with equal "
@@ -78,7 +78,7 @@ inline std::string called_instead(const std::string& theirs, const std::string& 
 
 // Ends a message about something that has not come, or is not done, within the user's time limit.
 inline std::string after_timeout(double seconds) {
-  std::ostringstream text;  // a stream leaves out the zeros of std::to_string
+  std::ostringstream text;  // a stream omits the trailing zeros of std::to_string
   text << "after " << seconds << " s (AXONN_TIMEOUT_SECONDS)";
   return text.str();
 }

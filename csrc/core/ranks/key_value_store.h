@@ -1,5 +1,5 @@
-// The interface that a rendezvous needs of a store that all ranks reach (c10d's store, or a map in
-// the tests).
+// The interface that a rendezvous needs from a store that all ranks can reach (c10d's store, or a
+// map in the tests).
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-// Tells the process in which an object was made from a fork of it.
+// Distinguishes the process that created an object from forks of that process.
 #pragma once
 
 #include <sys/types.h>
@@ -9,8 +9,8 @@
 
 namespace axonn::comm {
 
-// A fork copies groups and their memory, but the child is not a rank of them. A look costs one load
-// where the kernel can wipe a page in a fork (Linux 4.14), and a system call elsewhere.
+// A fork copies groups and their memory, but the child is not one of their ranks. A check costs one
+// load if the kernel can wipe a page in a fork (Linux 4.14), and otherwise a system call.
 class OwnProcess {
  public:
   OwnProcess();
@@ -24,7 +24,7 @@ class OwnProcess {
 
  private:
   pid_t pid_;
-  std::atomic<uint32_t>* mark_ = nullptr;  // 0 in a fork; null: ask the system
+  std::atomic<uint32_t>* mark_ = nullptr;  // 0 in a fork; null: compare process ids
 };
 
 }  // namespace axonn::comm

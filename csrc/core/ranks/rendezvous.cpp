@@ -63,13 +63,13 @@ std::vector<std::string> Rendezvous::exchange(const std::string& what, const std
   return values;
 }
 
-// Equal values are counted under a hash. The last rank that comes sees whether all have counted
-// there.
+// Ranks with equal values count themselves under the value's hash. The last rank to arrive checks
+// whether all ranks are counted there.
 bool Rendezvous::all_say(const std::string& what, const std::string& value) {
   const auto equal = prefix_ + what + "/equal/" + std::to_string(std::hash<std::string>{}(value));
   const auto answer = prefix_ + what + "/answer";
   try {
-    store_.set(key(what, options_.rank), value);  // for messages
+    store_.set(key(what, options_.rank), value);  // for messages about missing ranks
     store_.add(equal, 1);
     if (store_.add(prefix_ + what + "/came", 1) == options_.size) {
       store_.set(answer, store_.add(equal, 0) == options_.size ? "yes" : "no");

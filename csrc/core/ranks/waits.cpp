@@ -11,7 +11,7 @@ struct Table {
   std::list<Wait> waits;
 };
 
-// Never destroyed, since threads may still wait while the process ends.
+// Never destroyed, because threads may still wait while the process ends.
 Table& table() {
   static Table* const only = new Table;
   return *only;

@@ -17,7 +17,7 @@ void WatchedCalls::poll(std::chrono::duration<double> timeout) {
   while (!calls_.empty() && calls_.front().is_done()) {
     log_->complete(calls_.front().sequence);
     calls_.pop_front();
-    // A call cannot be late before the calls in front of it are done.
+    // A call's time starts only when the calls before it are done.
     if (!calls_.empty()) calls_.front().start = Clock::now();
   }
   if (calls_.empty()) return;
@@ -72,7 +72,7 @@ void Watchdog::run() {
       std::unique_lock lock(mutex_);
       wake_.wait_for(lock, options_.poll_interval, [this] { return stop_; });
       if (stop_ && (failure_.empty() || told_)) return;
-      if (stop_) {  // a rank that fails often ends at once, but its peers must learn of it
+      if (stop_) {  // a failing rank often ends at once, but its peers must learn of it
         lock.unlock();
         return exchange();
       }
@@ -120,7 +120,7 @@ void Watchdog::check_health() {
   }
 }
 
-// A rank reports its failure before it aborts its communicators, so a peer that learns of the abort
+// A rank reports its failure before it aborts its communicators, so a peer that notices the abort
 // first finds the reason in the store.
 std::string Watchdog::reason(const std::string& error) {
   {
@@ -134,7 +134,7 @@ std::string Watchdog::reason(const std::string& error) {
   }
 }
 
-// Tells the peers how far this rank is, and whether it has failed; learns whether a peer has
+// Tells the peers this rank's progress and whether it has failed; learns whether a peer has
 // failed.
 void Watchdog::exchange() {
   const std::string key = failure_key();

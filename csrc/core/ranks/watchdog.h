@@ -51,8 +51,8 @@ struct WatchdogOptions {
   std::chrono::duration<double> store_interval = std::chrono::seconds(1);
 };
 
-// Returns how often a rank looks into the store of so many ranks: seldom enough that all of their
-// looks, of some 6 us each, leave it idle for nine tenths of the time.
+// Returns the interval at which a rank polls a store of num_ranks ranks: long enough that their
+// polls, about 6 us each, leave the store idle for nine tenths of the time.
 inline std::chrono::duration<double> interval_for(int64_t num_ranks) {
   return std::max<std::chrono::duration<double>>(std::chrono::seconds(1),
                                                  num_ranks * std::chrono::microseconds(100));
@@ -60,11 +60,11 @@ inline std::chrono::duration<double> interval_for(int64_t num_ranks) {
 
 class Watchdog {
  public:
-  // `health` is called at each poll and throws if a communicator has failed, which may be because a
-  // peer has aborted it: if a peer has reported why, its report is the failure. `abort` ends every
-  // call of every axis; it is called once, at the first failure, on this rank or on a peer. Both
-  // run on the watching thread. `store` must outlive this object, and no other thread should wait
-  // in it.
+  // `health` is called at each poll and throws if a communicator has failed. A peer may have
+  // aborted that communicator: if a peer has reported why, its report is the failure. `abort` ends
+  // every call of every axis; it is called once, at the first failure, on this rank or on a peer.
+  // Both run on the watching thread. `store` must outlive this object, and no other thread should
+  // wait in it.
   Watchdog(WatchdogOptions options, KeyValueStore& store, std::function<void()> health,
            std::function<void()> abort);
   ~Watchdog();
@@ -76,11 +76,11 @@ class Watchdog {
   // Throws CommunicationError if this rank has failed or if a peer is known here to have failed.
   void check() const;
 
-  // Reports a failure that the issuing thread has met. Only the first failure is kept.
+  // Reports a failure that the issuing thread has encountered. Only the first failure is kept.
   void fail(const std::string& why);
 
-  // Returns why NCCL failed with `error` here: the first failure of this rank or, since a peer that
-  // fails breaks its communicators, what a peer has reported. If there is neither, it is `error`.
+  // Returns why NCCL failed with `error` here: the first failure of this rank or, since a failing
+  // peer breaks its communicators, a peer's report. If there is neither, returns `error`.
   std::string reason(const std::string& error);
 
  private:

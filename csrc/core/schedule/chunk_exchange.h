@@ -1,4 +1,4 @@
-// The order in which ranks exchange the chunks of a gather by sends and receives. These only match
+// The order in which ranks exchange the chunks of a gather by sends and receives. They match only
 // if both sides issue them in one order: at each step, every rank sends one chunk and receives one.
 #pragma once
 
@@ -13,15 +13,15 @@ struct ChunkExchange {
   int64_t to;
   ChunkIndex sent;  // of this rank's shard
   int64_t from;
-  ChunkIndex received;  // of that rank's
+  ChunkIndex received;  // of the shard of rank `from`
 };
 
 AXONN_HOST_DEVICE constexpr int64_t num_exchanges(const ChunkPlan& plan) {
   return (plan.num_shards - 1) * plan.chunks_per_shard;
 }
 
-// Returns what `rank` sends and receives at a step. A rank receives in the order of gather_visit,
-// after its own shard. So it sends first to the rank that visits its chunks first.
+// Returns the chunks that `rank` sends and receives at a step. A rank receives in the order of
+// gather_visit, after its own shard. So it sends first to the rank that visits its chunks first.
 AXONN_HOST_DEVICE constexpr ChunkExchange exchange_at(const ChunkPlan& plan, int64_t rank,
                                                       int64_t step) {
   const int64_t distance = 1 + step / plan.chunks_per_shard;

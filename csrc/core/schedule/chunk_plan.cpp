@@ -7,7 +7,7 @@ namespace axonn::comm {
 double modelled_us(const ChunkPlan& plan, const PipelineCosts& costs) {
   double arrived = 0, computed = 0;
   for (int64_t step = 0; step < plan.num_chunks(); ++step) {
-    // Up to a ragged shard, the pipeline is the same on every rank; this one is rank 0's.
+    // Apart from a ragged shard, the pipeline is the same on every rank; this one is rank 0's.
     const ChunkIndex index = plan.gather_visit(0, step);
     const Range chunk = plan.chunk(index);
     if (chunk.size() == 0) continue;

@@ -1,6 +1,6 @@
-// Says how the shards of a gather or scatter are cut into chunks, the unit that is signalled and
-// waited for, and in which order chunks are visited. Every rank computes the same edges from the
-// same sizes. An edge never depends on timing, because a library's products change bits with the
+// Defines how the shards of a gather or scatter are cut into chunks, the unit of signals and waits,
+// and the order in which chunks are visited. Every rank computes the same edges from the same
+// sizes. An edge never depends on timing, because the bits of a library's products change with the
 // size of their operands.
 #pragma once
 
@@ -21,17 +21,17 @@ struct ChunkIndex {
   }
 };
 
-// The chunks from `first` to `last`, both included, by ordinal.
+// The chunks from `first` to `last`, inclusive, by ordinal.
 struct ChunkSpan {
   int64_t first;
   int64_t last;
 };
 
 // Cuts the dimension that is split over the group (rows, columns or K) into shards, and each shard
-// into chunks. `count` is the dimension's length on all ranks together. Edges lie at multiples of
+// into chunks. `count` is the dimension's total length over all ranks. Edges lie at multiples of
 // `tile` from the start of their shard, so all ranks cut alike; the last chunk takes the ragged
-// tail. A shard of fewer tiles than chunks has empty chunks, which are legal, and signalled like
-// others.
+// tail. A shard with fewer tiles than chunks has empty chunks, which are legal and are signalled
+// like others.
 struct ChunkPlan {
   int64_t count;
   int64_t num_shards;  // the group's size; 1 if each rank has its own addend of the whole
@@ -57,7 +57,7 @@ struct ChunkPlan {
             whole.begin + (end < whole.size() ? end : whole.size())};
   }
 
-  // Returns the chunk that a position lies in.
+  // Returns the chunk that contains a position.
   AXONN_HOST_DEVICE constexpr ChunkIndex at(int64_t position) const {
     const int64_t index = part_at(count, num_shards, position);
     const Range whole = shard(index);
@@ -65,7 +65,7 @@ struct ChunkPlan {
                            (position - whole.begin) / tile)};
   }
 
-  // These convert between a chunk and its number in the order of positions.
+  // Convert between a chunk and its number in the order of positions.
   AXONN_HOST_DEVICE constexpr int64_t ordinal(ChunkIndex index) const {
     return index.shard * chunks_per_shard + index.chunk;
   }
@@ -73,8 +73,8 @@ struct ChunkPlan {
     return {ordinal / chunks_per_shard, ordinal % chunks_per_shard};
   }
 
-  // Returns what a gather on `rank` visits at `step` of num_chunks(): its own shard, then that of
-  // rank + 1, and so on. The transport delivers in this order, and consumers visit in it.
+  // Returns the chunk that a gather on `rank` visits at `step` of num_chunks(): its own shard
+  // first, then that of rank + 1, and so on. Transports deliver and consumers visit in this order.
   AXONN_HOST_DEVICE constexpr ChunkIndex gather_visit(int64_t rank, int64_t step) const {
     return {own_first(rank, num_shards, step / chunks_per_shard), step % chunks_per_shard};
   }
@@ -82,20 +82,20 @@ struct ChunkPlan {
   AXONN_HOST_DEVICE constexpr int64_t gather_step(int64_t rank, ChunkIndex index) const {
     return (index.shard - rank + num_shards) % num_shards * chunks_per_shard + index.chunk;
   }
-  // Returns what a scatter on `rank` visits at `step`: rank + 1 first, its own shard last.
+  // Returns the chunk that a scatter on `rank` visits at `step`: rank + 1's first, its own last.
   AXONN_HOST_DEVICE constexpr ChunkIndex scatter_visit(int64_t rank, int64_t step) const {
     return {own_last(rank, num_shards, step / chunks_per_shard), step % chunks_per_shard};
   }
 
-  // Returns the chunks that a non-empty range of positions touches. It is right to wait for each of
-  // them, whoever signals them.
+  // Returns the chunks that a non-empty range of positions touches. It is always correct to wait
+  // for each of them, whichever transport signals them.
   AXONN_HOST_DEVICE constexpr ChunkSpan needed(Range positions) const {
     return {ordinal(at(positions.begin)), ordinal(at(positions.end - 1))};
   }
 
-  // Returns the chunk of such a range that a gather on `rank` delivers last. To wait for it alone
-  // is right only where one in-order transport (a copy stream) delivers all of them, so that it
-  // implies the others. Delivery follows positions, except that it wraps in front of the rank's own
+  // Returns the chunk of such a range that a gather on `rank` delivers last. It is correct to wait
+  // for this chunk only if one in-order transport (a copy stream) delivers all of them, so that it
+  // implies the others. Delivery follows positions, except that it wraps before the rank's own
   // shard.
   AXONN_HOST_DEVICE constexpr ChunkIndex last_delivered(int64_t rank, Range positions) const {
     const int64_t own = shard(rank).begin;
@@ -104,30 +104,30 @@ struct ChunkPlan {
   }
 };
 
-// With this many, the first tiles start after a quarter of a shard. More chunks would only add
-// signals.
+// With this many chunks, the first tiles start after a quarter of a shard. More chunks would only
+// add signals.
 inline constexpr int64_t kMaxChunksPerShard = 4;
 
 // The costs that modelled_us and chunks_that_pay weigh. The caller measures or guesses the times.
 // They must be equal on all ranks, or ranks would cut differently.
 struct PipelineCosts {
-  int64_t num_workers;   // tiles that run at a time: SMs, or threads of a CPU
+  int64_t num_workers;   // tiles that run concurrently: SMs, or threads of a CPU
   int64_t tiles_across;  // tiles of the dimension that is not cut
   double tile_us;        // one tile, over all of its K
   double chunk_us;       // fixed cost of a chunk: a launch, a signal, a wait
   double shard_us;       // transfer of one shard
-  // Whether one kernel works through all chunks. Otherwise each chunk is a library call of its own,
+  // Whether one kernel works through all chunks. Otherwise each chunk is a separate library call,
   // whose last wave of tiles leaves workers idle.
   bool persistent;
 };
 
-// Models the time of a gather whose chunks feed a product as they arrive: the own shard first, then
-// the peers' shards one after the other over one link. A scatter is the same pipeline run
-// backwards, and takes the same time.
+// Models the time of a gather whose chunks feed a product as they arrive: this rank's own shard
+// first, then the peers' shards one after the other over one link. A scatter is the same pipeline
+// run backwards, and takes the same time.
 double modelled_us(const ChunkPlan& plan, const PipelineCosts& costs);
 
-// Returns the number of chunks per shard, 1 to kMaxChunksPerShard, with the least modelled time;
-// the smallest of equals. `plan.chunks_per_shard` is not read.
+// Returns the number of chunks per shard, 1 to kMaxChunksPerShard, with the lowest modelled time;
+// the smallest number if several tie. `plan.chunks_per_shard` is ignored.
 int64_t chunks_that_pay(ChunkPlan plan, const PipelineCosts& costs);
 
 }  // namespace axonn::comm

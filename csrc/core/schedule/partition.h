@@ -1,4 +1,4 @@
-// Cuts a range into parts, by the same constants on every rank, never depending on timing.
+// Cuts a range into parts, identically on every rank and independently of timing.
 #pragma once
 
 #include <cstdint>
@@ -30,7 +30,7 @@ AXONN_HOST_DEVICE constexpr Range part_of(int64_t count, int64_t parts, int64_t 
   return {begin, begin + quotient + (index < remainder ? 1 : 0)};
 }
 
-// Returns the part that `position` of 0 .. count - 1 lies in: the inverse of part_of.
+// Returns the part that contains `position`, 0 .. count - 1: the inverse of part_of.
 AXONN_HOST_DEVICE constexpr int64_t part_at(int64_t count, int64_t parts, int64_t position) {
   const int64_t quotient = count / parts;
   const int64_t remainder = count % parts;
@@ -39,7 +39,7 @@ AXONN_HOST_DEVICE constexpr int64_t part_at(int64_t count, int64_t parts, int64_
   return remainder + (position - in_larger_parts) / quotient;
 }
 
-// Returns the rank visited at `step` by a consumer that starts at its own shard, which is already
+// Returns the rank visited at `step` by a consumer that starts with its own shard, which is already
 // there.
 AXONN_HOST_DEVICE constexpr int64_t own_first(int64_t rank, int64_t size, int64_t step) {
   return (rank + step) % size;

@@ -1,6 +1,6 @@
-// The order in which a persistent grid works through its tiles, in 32-bit arithmetic, because every
-// warp of a kernel computes it for each tile and a 64-bit division costs several times as much. The
-// plans of tile_schedule.h make it, and say why the order is what it is.
+// The order in which a persistent grid works through its tiles. It uses 32-bit arithmetic, because
+// every warp of a kernel computes the order for each tile and a 64-bit division costs several times
+// as much. The plans of tile_schedule.h produce the order, and explain it.
 #pragma once
 
 #include <cstdint>
@@ -9,10 +9,10 @@
 
 namespace axonn::kernels {
 
-// Tiles lie in batches of `along` x `across` tiles; a batch is one destination of a scatter, and
-// otherwise there is one batch. Within a batch, `group` tiles along take turns before the next one
-// across, so that tiles that run at about the same time share both operands in L2. Batches and the
-// dimension along start at `first_batch` and `first`, and wrap.
+// Tiles lie in batches of `along` x `across` tiles. A batch is one destination of a scatter;
+// without a scatter, there is one batch. Within a batch, `group` tiles along take turns before the
+// next one across, so that tiles that run at about the same time share both operands in L2. Batches
+// and the dimension along start at `first_batch` and `first`, and wrap.
 struct TileOrder {
   uint32_t along = 1;
   uint32_t across = 1;

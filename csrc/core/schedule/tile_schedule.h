@@ -1,7 +1,7 @@
-// Says which output tile a linear work index stands for, and which chunks it waits for or
+// Maps a linear work index to an output tile, and to the chunks that the tile waits for or
 // completes. CTA c of the C CTAs of a persistent kernel takes the indices c, c + C, ... . These
-// rise, and tiles are numbered in the order in which chunks arrive (or must leave), so no CTA waits
-// for a late chunk while it could work on an early one.
+// increase, and tiles are numbered in the order in which chunks arrive (or must leave), so no CTA
+// waits for a late chunk while it could work on an early one.
 //
 // The dimension that is split over the group is called "along"; it is the rows or the columns of
 // the output. The other dimension ("across") runs fastest, so that all tiles of a chunk come before
@@ -17,7 +17,7 @@ namespace axonn::kernels {
 
 enum class Along : int32_t { kRows, kColumns };
 
-// The place of an output tile, counted in tiles.
+// The position of an output tile, in tiles.
 struct Tile {
   int64_t m;
   int64_t n;
@@ -27,7 +27,7 @@ AXONN_HOST_DEVICE constexpr Tile tile_of(Along dim, int64_t along, int64_t acros
   return dim == Along::kRows ? Tile{along, across} : Tile{across, along};
 }
 
-// How many of `count` work indices CTA `cta` of `num_ctas` takes, and which one it takes at a turn.
+// Return how many of `count` work indices CTA `cta` of `num_ctas` takes, and the one at a turn.
 AXONN_HOST_DEVICE constexpr int64_t num_turns(int64_t count, int64_t cta, int64_t num_ctas) {
   return count <= cta ? 0 : comm::ceil_div(count - cta, num_ctas);
 }
@@ -36,9 +36,9 @@ AXONN_HOST_DEVICE constexpr int64_t index_of_turn(int64_t turn, int64_t cta, int
 }
 
 // A gather feeds a GEMM: the rows of A (kRows) or the columns of B (kColumns) arrive in chunks.
-// There is one grid of tiles over the gathered matrix. It starts at the first tile that lies wholly
-// behind the start of the own shard; a tile that straddles that start comes last, as its front part
-// arrives last. So the step at which a tile can run never falls from one index to the next.
+// There is one grid of tiles over the gathered matrix. It starts at the first tile entirely after
+// the start of this rank's shard; a tile that straddles that start comes last, as its front part
+// arrives last. So the step at which a tile can run never decreases from one index to the next.
 struct GatherTiles {
   comm::ChunkPlan plan;
   int64_t rank;
@@ -58,7 +58,7 @@ struct GatherTiles {
   AXONN_HOST_DEVICE constexpr Tile tile(int64_t index) const {
     return tile_of(dim, along(index), index % tiles_across);
   }
-  // Returns the positions of the tile along the gathered dimension.
+  // Returns the tile's positions along the gathered dimension.
   AXONN_HOST_DEVICE constexpr comm::Range positions(int64_t index) const {
     const int64_t begin = along(index) * block;
     return {begin, begin + block < plan.count ? begin + block : plan.count};
@@ -73,8 +73,8 @@ struct GatherTiles {
   }
 };
 
-// The blocks of a dimension, which start anew at each shard, so that none straddles two. Block
-// `local` of shard s begins `local * block` behind the start of s.
+// The blocks of a dimension. They start anew at each shard, so that none straddles two shards.
+// Block `local` of shard s begins `local * block` after the start of s.
 struct ShardBlocks {
   comm::ChunkPlan plan;
   int64_t block;
@@ -84,14 +84,14 @@ struct ShardBlocks {
     int64_t local;
   };
 
-  // A block lies in one chunk only if chunk edges are edges of blocks.
+  // A block lies in one chunk only if chunk edges are block edges.
   AXONN_HOST_DEVICE constexpr bool legal() const {
     return plan.legal() && block >= 1 && plan.tile % block == 0;
   }
   AXONN_HOST_DEVICE constexpr int64_t in_shard(int64_t shard) const {
     return comm::ceil_div(plan.shard(shard).size(), block);
   }
-  // The first count % num_shards shards are one longer than the others.
+  // The first count % num_shards shards are one element longer than the others.
   AXONN_HOST_DEVICE constexpr int64_t before_shard(int64_t shard) const {
     const int64_t longer = plan.count % plan.num_shards;
     const int64_t of_longer = shard < longer ? shard : longer;
@@ -116,9 +116,9 @@ struct ShardBlocks {
   }
 };
 
-// A GEMM feeds a scatter: the tiles of destination rank + 1 come first and the own ones last, so
-// that peers get their addends early and nobody waits for what this rank keeps. Tiles start anew at
-// each destination, whose staging slot is a matrix of its own.
+// A GEMM feeds a scatter: the tiles for destination rank + 1 come first and this rank's own last,
+// so that peers get their addends early and no peer waits for rows that this rank keeps. Tiles
+// start anew at each destination, because its staging slot is a separate matrix.
 struct ScatterTiles {
   comm::ChunkPlan plan;
   int64_t rank;
@@ -132,8 +132,8 @@ struct ScatterTiles {
   AXONN_HOST_DEVICE constexpr ShardBlocks::Place place(int64_t index) const {
     return blocks().place(comm::own_last(rank, plan.num_shards, 0), index / tiles_across);
   }
-  // Tiles are numbered along the dimension through all shards. Where shards are ragged, the number
-  // is not positions / block.
+  // Tiles are numbered along the dimension through all shards. If shards are ragged, a tile's
+  // number is not its position / block.
   AXONN_HOST_DEVICE constexpr Tile tile(int64_t index) const {
     const ShardBlocks::Place at = place(index);
     return tile_of(dim, blocks().before_shard(at.shard) + at.local, index % tiles_across);
@@ -141,7 +141,7 @@ struct ScatterTiles {
   AXONN_HOST_DEVICE constexpr comm::Range positions(int64_t index) const {
     return blocks().positions(place(index));
   }
-  // Returns the chunk that the tile is part of; its `shard` is the rank to signal.
+  // Returns the chunk that contains the tile; its `shard` is the rank to signal.
   AXONN_HOST_DEVICE constexpr comm::ChunkIndex chunk(int64_t index) const {
     return plan.at(positions(index).begin);
   }

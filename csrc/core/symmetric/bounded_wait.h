@@ -20,7 +20,7 @@ inline void cpu_relax() {
 #endif
 }
 
-// Estimates whether ranks outnumber cores, from what the waits of one thread observe.
+// Estimates from the waits of one thread whether ranks outnumber cores.
 class Crowding {
  public:
   bool expected() const { return num_expected_ > 0; }
@@ -36,10 +36,10 @@ class Crowding {
   int num_expected_ = 0;
 };
 
-// Returns how long it took beyond the first spins until `done()` held. It spins first (a peer with
-// a core of its own answers within microseconds), then yields, then calls `sleep(t)`, which returns
-// after t at the latest and should return earlier when `done()` may hold. Where ranks outnumber
-// cores it sleeps at once, since otherwise it would keep the core from a rank that has work to do.
+// Returns the time until `done()` held, not counting the first spins. It spins first (a peer with
+// its own core answers within microseconds), then yields, then calls `sleep(t)`, which returns
+// after at most t and should return earlier if `done()` may hold. If ranks outnumber cores, it
+// sleeps at once, because otherwise it would keep the core from a rank that has work to do.
 // `check(elapsed)` ends the wait by throwing. It is called from the first yield or sleep on: after
 // every sleep, but at most once a millisecond.
 template <typename Done, typename Sleep, typename Check>
@@ -53,8 +53,8 @@ std::chrono::nanoseconds bounded_wait(Done&& done, Sleep&& sleep, Check&& check,
   // polling for a while.
   constexpr auto kYieldTime = std::chrono::microseconds(100);
   constexpr auto kCheckInterval = std::chrono::milliseconds(1);
-  // A sleeper that wakes up to look takes the core, and its caches, from a rank that has work to
-  // do. Nothing wakes a sleeper when a peer dies, so this time is how late it notices that.
+  // A sleeper that wakes up to check takes the core, and its caches, from a rank that has work to
+  // do. Nothing wakes a sleeper when a peer dies; it notices up to this much later.
   constexpr auto kSleep = std::chrono::milliseconds(20);
 
   const bool crowded = crowding.expected();

@@ -1,4 +1,4 @@
-// Implements one collective of a SymmetricGroup, and how ranks compare it.
+// Implements one collective of a SymmetricGroup, and the comparison of calls between ranks.
 #include <algorithm>
 #include <cstring>
 #include <exception>
@@ -14,8 +14,8 @@
 namespace axonn::comm {
 namespace {
 
-// Flags older than 2^31 epochs would compare as new, so long before that the owner renews all of
-// them.
+// Flags older than 2^31 epochs would compare as new, so the owner renews all of them long before
+// that.
 constexpr Epoch kRenewInterval = Epoch{1} << 30;
 
 void check_flag(int64_t flag) {
@@ -74,7 +74,7 @@ Call::Call(SymmetricGroup& group, const CallSignature& signature, int64_t worksp
     throw;
   }
   if (workspace_bytes > group_.options_.workspace_bytes) refuse(workspace_bytes);
-  // A peer may still be in the call before, so its flags must not go back behind that call.
+  // A peer may still be in the previous call, so the flags get that call's epoch, not an older one.
   if (epoch_ % kRenewInterval == 0) {
     for (auto& flag : own.ready) flag.raise_to(epoch_ - 1);
   }
@@ -88,7 +88,7 @@ void Call::publish(const CallSignature& signature) {
   group_.pad(rank()).signature[epoch_ % kNumHalves] = signature;
 }
 
-// Gives this call up without breaking the group. The call counts as made, under a signature that no
+// Gives up this call without breaking the group. The call counts as made, under a signature that no
 // peer shares, so a peer that waits for this rank in it gets an error at once.
 void Call::refuse(int64_t workspace_bytes) {
   auto& own = group_.pad(rank());
@@ -122,7 +122,7 @@ void Call::wait(int64_t peer, int64_t flag) {
   wait_for(peer, group_.pad(peer).ready[flag], epoch_, "has not delivered its part");
 }
 
-// Each rank begins with the ranks that follow it, so that not all look at the same one.
+// Each rank begins with the ranks after it, so that they do not all read the same pad at once.
 void Call::compare() {
   for (int64_t step = 1; step < size(); ++step) compare_with((rank() + step) % size());
 }

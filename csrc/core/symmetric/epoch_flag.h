@@ -1,5 +1,5 @@
-// Flags with which ranks signal each other. A flag holds the number of the last collective
-// ("epoch") that reached it. It only ever moves forward and is never reset, so no second barrier is
+// Flags through which ranks signal each other. A flag holds the number of the last collective
+// ("epoch") that reached it. It only moves forward and is never reset, so no second barrier is
 // needed to clear it.
 #pragma once
 
@@ -12,11 +12,11 @@ namespace axonn::comm {
 
 using Epoch = uint32_t;
 
-// This is two 64-byte lines, because the adjacent-line prefetcher of x86 moves lines in pairs.
+// Two 64-byte lines, because the adjacent-line prefetcher of x86 moves lines in pairs.
 inline constexpr int64_t kFlagAlignment = 128;
 
-// Compares serial numbers. The result is right as long as the two are less than 2^31 epochs apart,
-// so counting past 2^32 does no harm.
+// Compares serial numbers. The result is correct as long as the two are less than 2^31 epochs
+// apart, so counting past 2^32 does no harm.
 AXONN_HOST_DEVICE constexpr bool epoch_reached(Epoch value, Epoch target) {
   return static_cast<int32_t>(value - target) >= 0;
 }
@@ -34,7 +34,7 @@ struct alignas(kFlagAlignment) EpochFlag {
   }
 };
 
-// A word of shared memory that is not an epoch and has cache lines of its own.
+// A word of shared memory that is not an epoch and has its own cache lines.
 struct alignas(kFlagAlignment) SharedWord {
   std::atomic<uint32_t> value;
 };

@@ -1,7 +1,7 @@
 // The order in which a rank of a fused CPU op publishes, waits, multiplies, signals and sums, and
-// in which a Linear opens its calls, without the tensors. ops/cpu runs this code on tensors, and
-// the tests' simulator on a recorder: no interleaving of ranks deadlocks, reads too early or
-// overwrites too early.
+// in which a Linear opens its calls, without the tensors. ops/cpu runs this code on tensors. The
+// tests' simulator runs it on a recorder, to show that no interleaving of ranks deadlocks, reads
+// too early or overwrites too early.
 //
 // `Signals` are the flags of one matrix or sum within a call: rank(), size(), signal(flag) and
 // wait(peer, flag). Every part is signalled, even an empty one.
@@ -19,8 +19,8 @@
 
 namespace axonn::comm {
 
-// A matrix that is the concatenation, along `dim`, of the shards of all ranks; or one that is whole
-// here and has one part.
+// A matrix that is the concatenation, along `dim`, of the shards of all ranks; or a matrix that is
+// whole on this rank and has one part.
 template <typename Signals>
 class GatheredParts {
  public:
@@ -46,7 +46,7 @@ class GatheredParts {
     signals_ = signals;
     signals_->signal(flag(rank_));
   }
-  // Waits for a part, unless it is here already. Returns whether it waited.
+  // Waits for a part, unless it is already here. Returns whether it waited.
   bool await(int64_t part) {
     const auto index = static_cast<size_t>(part);
     if (here_[index]) return false;
@@ -78,9 +78,9 @@ class GatheredParts {
 // How a sum over ranks is distributed.
 enum class Drain { kScatterRows, kScatterColumns, kAllReduce };
 
-// A [rows, columns] product that is summed over ranks: this rank's block of it or, with kAllReduce,
-// all of it on every rank. It is cut into a part for each rank; an all-reduce in one shot has one
-// part, which every rank sums, and so saves a round of signals. The additions are the same.
+// A [rows, columns] product that is summed over ranks: each rank gets its block or, with
+// kAllReduce, the whole sum. The product is cut into one part per rank. A one-shot all-reduce has
+// one part, which every rank sums; this saves a round of signals. The additions are the same.
 template <typename Signals>
 class SummedParts {
  public:
@@ -93,7 +93,7 @@ class SummedParts {
   }
   Range all_rows() const { return {0, rows_}; }
   Range all_columns() const { return {0, columns_}; }
-  // Writes all parts by write(part), those that peers sum first, and signals each.
+  // Writes all parts with write(part), first those that peers sum, and signals each.
   template <typename Write>
   void produce(Write&& write) {
     for (int64_t step = 0; step < num_parts(); ++step) {
@@ -115,9 +115,9 @@ class SummedParts {
   void set_signals(Signals signals) { signals_ = signals; }
   bool scatters() const { return drain_ != Drain::kAllReduce; }
   SignalLayout layout() const { return SignalLayout::of(plan_, scatters() ? 1 : 2); }
-  // Sums what all ranks have produced; neither function is called for an empty part.
-  //   reduce(part)    add up all ranks' addends, in rank order: of an all-reduce's several parts to
-  //                   where peers read them, else into the result
+  // Sums the products of all ranks. Neither function is called for an empty part.
+  //   reduce(part)    sum all ranks' addends, in rank order: to where peers read the sum, if an
+  //                   all-reduce has several parts, otherwise into the result
   //   collect(part)   copy the sum from the workspace of rank `part`
   template <typename Reduce, typename Collect>
   void sum(Reduce&& reduce, Collect&& collect) {
@@ -140,7 +140,7 @@ class SummedParts {
   int64_t columns_;
   Drain drain_;
   int64_t rank_;
-  ChunkPlan plan_;                  // a shard for each part, in one chunk
+  ChunkPlan plan_;                  // one shard per part, in one chunk
   std::optional<Signals> signals_;  // none without peers
 };
 
@@ -183,8 +183,8 @@ struct Factor {
   }
 };
 
-// Returns the ranges of the summed dimension, cut wherever one of the factors is, in rank order on
-// every rank.
+// Returns the ranges of the summed dimension, cut wherever one of the factors is cut, in rank order
+// on every rank.
 template <typename Matrix>
 std::vector<Range> inner_cuts(const Factor<Matrix>& a, const Factor<Matrix>& b) {
   std::vector<Range> ranges;
@@ -197,9 +197,9 @@ std::vector<Range> inner_cuts(const Factor<Matrix>& a, const Factor<Matrix>& b) 
   return ranges;
 }
 
-// Calls multiply(rows, columns, left, right, is_first) for each tile of (a @ b)[rows, columns]:
-// left and right are blocks of the factors, waited for, of which the first sets the tile, whose
-// place counts from the begin of `rows` and `columns`, and the others add to it.
+// Calls multiply(rows, columns, left, right, is_first) for each tile of (a @ b)[rows, columns].
+// left and right are blocks of the factors, waited for; the first pair sets the tile, and the
+// others add to it. The tile's place counts from the start of `rows` and `columns`.
 template <typename Matrix, typename Multiply>
 void visit_tiles(Range rows, Range columns, Factor<Matrix> a, Factor<Matrix> b,
                  Multiply&& multiply) {
@@ -220,8 +220,8 @@ void visit_tiles(Range rows, Range columns, Factor<Matrix> a, Factor<Matrix> b,
   }
 }
 
-// Calls product(slots, rows, columns) for all parts of `out`: for each part's slot or, where parts
-// are too small, for all of them at once.
+// Calls product(slots, rows, columns) for all parts of `out`: for each part's slot or, if parts are
+// too small, for all of them at once.
 template <typename Sum, typename Product>
 void multiply_into(Sum& out, Product&& product) {
   const bool in_one_piece = out.in_one_piece();
@@ -235,7 +235,7 @@ void multiply_into(Sum& out, Product&& product) {
 //
 // Calls on several groups are open at once. All are opened, and all shards published, before a rank
 // waits for anything, so the rank that is furthest behind never waits for a peer that waits for it.
-// `Pass` opens calls (open), makes what is gathered and summed in them, and multiplies.
+// `Pass` opens calls (open), creates the gathered and summed matrices in them, and multiplies.
 
 template <typename Pass>
 typename Pass::Results forward_in_order(Pass& pass) {
@@ -252,7 +252,7 @@ typename Pass::Results forward_in_order(Pass& pass) {
           pass.keeps_weight ? weight.take() : pass.nothing()};
 }
 
-// dX is summed after the product of dW, to which it leaves time.
+// dX is summed after the product for dW, which gives the addends of dX time to arrive.
 template <typename Pass>
 typename Pass::Results backward_in_order(Pass& pass) {
   auto s_call = pass.open(pass.s);
@@ -278,8 +278,8 @@ typename Pass::Results backward_in_order(Pass& pass) {
           wants_dbias ? pass.column_sums(dy) : pass.nothing()};
 }
 
-// The groups of a backward pass: over which each matrix moves, and those of the calls. `alone` is a
-// group of one rank.
+// The groups of a backward pass: the group over which each matrix moves, and the groups of the
+// calls. `alone` is a group of one rank.
 template <typename Group>
 struct BackwardGroups {
   BackwardGroups(Group& r_axis, Group& s_axis, Group& z_axis, Group& alone, bool sharded,

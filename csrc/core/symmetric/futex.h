@@ -15,7 +15,7 @@
 namespace axonn::comm {
 
 // Returns once the word is woken, no longer holds `expected`, or the time is up. It may also return
-// for no reason.
+// spuriously.
 inline void futex_wait(const std::atomic<uint32_t>& word, uint32_t expected,
                        std::chrono::nanoseconds timeout) {
   const timespec relative{timeout.count() / 1'000'000'000, timeout.count() % 1'000'000'000};

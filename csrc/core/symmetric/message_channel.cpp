@@ -12,9 +12,9 @@
 
 namespace axonn::comm {
 
-// Zeros stand for a new ring, as a new segment has them. Of a message, `offset`, `bytes` and
-// `block` are written before it is posted. Every message that is not received yet has a block of
-// its own, so its entry is not used again before.
+// All zeros, as in a new segment, are a valid new ring. A message's `offset`, `bytes` and `block`
+// are written before it is posted. Every message that has not been received has its own block, so
+// its entry is not reused before then.
 struct MessageRing {
   struct Entry {
     int64_t offset;
@@ -25,8 +25,8 @@ struct MessageRing {
   EpochFlag posted;
   SharedWord sender_left;
   SharedWord receiver_sleeps;
-  Entry entries[kMostBlocks];                // by the number of the message
-  std::atomic<Epoch> released[kMostBlocks];  // by block: the number of the message, plus one
+  Entry entries[kMostBlocks];                // by message number, modulo kMostBlocks
+  std::atomic<Epoch> released[kMostBlocks];  // by block: number of the released message, plus one
 };
 
 namespace {
@@ -73,7 +73,7 @@ void MessageSender::reclaim() {
   });
 }
 
-// Blocks have sizes of powers of two, so that messages of changing sizes use the same ones.
+// Block sizes are powers of two, so that messages of changing sizes reuse the same blocks.
 MessageSender::Block MessageSender::take(int64_t bytes) {
   const auto least = static_cast<uint64_t>(std::max(bytes, kPageBytes));
   const auto capacity = static_cast<int64_t>(std::bit_ceil(least));
@@ -108,8 +108,8 @@ std::byte* MessageSender::begin(int64_t bytes) {
   return segment_->data() + next_->offset;
 }
 
-// The receiver announces that it sleeps and then looks at `posted` once more; this function raises
-// `posted` and then looks at the announcement. All four steps are sequentially consistent, so at
+// The receiver announces that it sleeps and then checks `posted` once more; this function raises
+// `posted` and then checks the announcement. All four steps are sequentially consistent, so at
 // least one side sees the other.
 void MessageSender::post() {
   next_->message = posted_;
@@ -156,7 +156,7 @@ std::optional<ReceivedMessage> MessageReceiver::receive(std::chrono::duration<do
     ring().receiver_sleeps.value.store(0);
   };
   const auto check = [&](std::chrono::duration<double> elapsed) {
-    // What it has posted before it left can still be received.
+    // Messages that were posted before the sender left can still be received.
     const bool left = ring().sender_left.value.load() != 0;
     if (left) obstacle = "the sender has left";
     if (!left && sender_ && !sender_->alive()) obstacle = "the process of the sender has ended";

@@ -1,9 +1,9 @@
-// One-way messages between two processes of a host. The receiver reads a message where the sender
-// has written it.
+// One-way messages between two processes of a host. The receiver reads a message in the place where
+// the sender wrote it.
 //
-// Both sides map one segment, which the sender made. A block of it belongs to the sender until its
+// Both sides map one segment, which the sender creates. A block belongs to the sender until its
 // message is posted, and then to the receiver until it releases the message, in any order. So
-// neither side waits for the other, but the receiver for a message that is not there yet.
+// neither side waits for the other, except the receiver for the next message.
 #pragma once
 
 #include <atomic>
@@ -24,25 +24,25 @@
 
 namespace axonn::comm {
 
-// The most blocks of a channel, and so the most messages that are not released at a time.
+// Maximum number of blocks of a channel, and thus of messages that are not yet released.
 inline constexpr int64_t kMostBlocks = 1 << 14;
 
 struct MessageRing;  // the beginning of the segment
 
 class MessageReceiver;
 
-// The side that sends. One thread at a time may use it.
+// The sending side. One thread at a time may use it.
 class MessageSender {
  public:
-  // `address_space` limits what messages that are not released take together. Memory is allocated
-  // only where messages are written; blocks are used again. Throws std::system_error.
+  // `address_space` limits the total size of messages that are not yet released. Memory is
+  // allocated only when messages are written, and blocks are reused. Throws std::system_error.
   MessageSender(const std::string& name, int64_t address_space);
-  // The receiver can still receive what was posted.
+  // The receiver can still receive messages that were posted.
   ~MessageSender();
   MessageSender(const MessageSender&) = delete;
   MessageSender& operator=(const MessageSender&) = delete;
 
-  // What the receiver needs to open the channel, as a text.
+  // Returns the text that the receiver needs to open the channel.
   std::string address() const;
   // The receiver has opened the channel: the descriptor is no longer needed.
   void close_descriptor() { segment_->close_descriptor(); }
@@ -52,9 +52,9 @@ class MessageSender {
 
   // Returns where to write the next message. Throws CommunicationError if there is no room.
   std::byte* begin(int64_t bytes);
-  // Sends what was written since `begin`.
+  // Sends the bytes written since `begin`.
   void post();
-  // The bytes of memory that messages have taken so far; they stay taken for later messages.
+  // Returns the bytes of memory that messages have taken so far; later messages reuse them.
   int64_t num_bytes() const { return num_bytes_; }
 
  private:
@@ -62,8 +62,8 @@ class MessageSender {
     int64_t index;
     int64_t offset;
     int64_t capacity;  // a power of two
-    int64_t written;   // the most bytes that a message has written, in whole pages
-    Epoch message;     // the last one there
+    int64_t written;   // the most bytes that one message has written, in whole pages
+    Epoch message;     // the last message in this block
   };
 
   MessageRing& ring() const;
@@ -73,9 +73,9 @@ class MessageSender {
   std::shared_ptr<SharedSegment> segment_;
   OwnProcess process_;
   std::map<int64_t, std::vector<Block>> free_;  // by capacity
-  std::vector<Block> used_;                     // of messages that may not be released yet
+  std::vector<Block> used_;                     // of messages that may still be unreleased
   int64_t num_blocks_ = 0;
-  int64_t end_;  // of all blocks
+  int64_t end_;  // end of all blocks
   std::atomic<int64_t> num_bytes_ = 0;
   std::optional<Block> next_;  // of a message that is not posted yet
   int64_t next_bytes_ = 0;
@@ -89,7 +89,7 @@ struct ReceivedMessage {
   int64_t block;
 };
 
-// The side that receives. One thread at a time may receive; any may release and stop.
+// The receiving side. One thread at a time may receive; any thread may release and stop.
 class MessageReceiver {
  public:
   // Throws std::system_error or CommunicationError if the two processes cannot share memory.
@@ -98,12 +98,12 @@ class MessageReceiver {
   MessageReceiver(const MessageReceiver&) = delete;
   MessageReceiver& operator=(const MessageReceiver&) = delete;
 
-  // Returns the next message, or nothing after this time, or when stopped. Throws
-  // CommunicationError if no message is there and the sender has left or died.
+  // Returns the next message, or nullopt after this time or when stopped. Throws CommunicationError
+  // if there is no message and the sender has left or died.
   std::optional<ReceivedMessage> receive(std::chrono::duration<double> timeout);
-  // Gives the memory of a message back. A fork of the process does nothing here.
+  // Returns a message's memory to the sender. Does nothing in a fork of the process.
   void release(const ReceivedMessage& message);
-  // Ends all waiting, now and later.
+  // Ends all waits, now and later.
   void stop();
 
  private:

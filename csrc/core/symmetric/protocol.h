@@ -5,9 +5,9 @@
 
 namespace axonn::comm {
 
-// The number of parts ("halves") of a workspace. The call of epoch e uses half e % kNumHalves. It
-// starts once every rank has completed the call of epoch e - kNumHalves, which was the last to read
-// that half.
+// The number of parts ("halves") of a workspace. The call with epoch e uses half e % kNumHalves. It
+// starts once every rank has completed the call with epoch e - kNumHalves, which was the last to
+// read that half.
 inline constexpr Epoch kNumHalves = 2;
 constexpr Epoch epoch_to_await(Epoch epoch) { return epoch - kNumHalves; }
 

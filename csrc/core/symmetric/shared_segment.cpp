@@ -36,8 +36,8 @@ void FileDescriptor::reset() {
 
 namespace {
 
-// Clones of a virtual machine may begin with equal states of their generators, but their clocks
-// differ by more than a nanosecond.
+// Clones of a virtual machine may start with equal states of their random generators, but their
+// clocks differ by more than a nanosecond.
 uint64_t draw_nonce() {
   std::random_device random;
   const auto now = std::chrono::system_clock::now().time_since_epoch().count();
@@ -46,7 +46,7 @@ uint64_t draw_nonce() {
 
 std::string mark_of(uint64_t nonce) { return "#" + std::to_string(nonce) + "#"; }
 
-// The name of a file in memory stays with it, whichever process has it open.
+// An in-memory file keeps its name, whichever process has it open.
 void check_mark(int fd, uint64_t nonce, const std::string& path) {
   std::array<char, 512> name{};
   const auto link = "/proc/self/fd/" + std::to_string(fd);
@@ -84,7 +84,7 @@ SharedSegment SharedSegment::open(pid_t pid, int fd, uint64_t nonce, int64_t byt
   FileDescriptor opened(::open(path.c_str(), (writes ? O_RDWR : O_RDONLY) | O_CLOEXEC));
   if (opened.get() < 0) throw_errno("open(" + path + ")");
   check_mark(opened.get(), nonce, path);
-  // Reading past the end of a file kills the process (SIGBUS), so a file that is too short is
+  // Reading past the end of a file kills the process (SIGBUS), so a file of the wrong size is
   // refused here.
   struct stat status;
   if (fstat(opened.get(), &status) != 0) throw_errno("fstat(" + path + ")");
@@ -122,8 +122,8 @@ SharedSegment::~SharedSegment() {
   if (data_ != nullptr) munmap(data_, static_cast<size_t>(size_));
 }
 
-// pidfd_open exists since Linux 5.3. Without it the process number is used, and a peer that nobody
-// has reaped yet counts as alive until the wait's own timeout.
+// pidfd_open needs Linux 5.3. Without it the process id is used, and a dead peer that has not been
+// reaped yet counts as alive until the wait's own timeout.
 ProcessWatch::ProcessWatch(pid_t pid)
     : pid_(pid), fd_(static_cast<int>(syscall(SYS_pidfd_open, pid, 0))) {}
 

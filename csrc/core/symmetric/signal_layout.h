@@ -1,6 +1,6 @@
-// Says which flag of a signal pad stands for which chunk. Both backends use this layout. On the CPU
-// a flag lies in the pad of the rank that wrote the chunk, and peers look at it there; on CUDA the
-// transport writes it into the pad of the rank that waits.
+// Maps chunks to the flags of a signal pad. Both backends use this layout. On the CPU a flag lies
+// in the pad of the rank that wrote the chunk, and peers read it there; on CUDA the transport
+// writes it into the pad of the rank that waits.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +11,7 @@
 
 namespace axonn::comm {
 
-// The number of flags in a pad; each has cache lines of its own.
+// The number of flags in a pad; each has its own cache lines.
 inline constexpr int64_t kNumSignals = 1024;
 inline constexpr int64_t kSignalStride = kFlagAlignment;
 
@@ -26,7 +26,7 @@ struct SignalLayout {
     return {num_phases, plan.num_shards, plan.chunks_per_shard};
   }
 
-  // Returns how many chunks per shard fit at most; 0 means that not even whole shards fit.
+  // Returns the maximum number of chunks per shard that fit; 0 if not even whole shards fit.
   AXONN_HOST_DEVICE static constexpr int64_t max_chunks(int64_t num_phases, int64_t num_shards) {
     return kNumSignals / (num_phases * num_shards);
   }
@@ -39,15 +39,15 @@ struct SignalLayout {
            num_flags() <= kNumSignals;
   }
 
-  // `index.shard` is the shard that the chunk belongs to. There is one exception: for the addends
-  // of a scatter in a pad that other ranks write (CUDA), it is the source rank, because the
-  // destination is the pad's owner.
+  // `index.shard` is the shard that the chunk belongs to, with one exception: for the addends of a
+  // scatter in a pad that other ranks write (CUDA), it is the source rank, because the destination
+  // is the pad's owner.
   AXONN_HOST_DEVICE constexpr int64_t flag(int64_t phase, ChunkIndex index) const {
     return (phase * num_shards + index.shard) * chunks_per_shard + index.chunk;
   }
 };
 
-// Returns where a flag lies, in bytes from the first flag.
+// Returns a flag's offset from the first flag, in bytes.
 AXONN_HOST_DEVICE constexpr int64_t signal_offset_bytes(int64_t flag) {
   return flag * kSignalStride;
 }

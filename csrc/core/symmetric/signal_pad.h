@@ -1,5 +1,5 @@
-// The beginning of a rank's arena: how far the rank is, and what it calls. Only the files that
-// define what symmetric_group.h declares include this.
+// The beginning of a rank's arena: the rank's progress and its calls. Only the files that implement
+// symmetric_group.h include this.
 #pragma once
 
 #include "core/symmetric/epoch_flag.h"
@@ -9,7 +9,7 @@
 namespace axonn::comm {
 
 struct SymmetricGroup::Pad {
-  // How a rank's part in its group ended; 0 means that it has not ended.
+  // How a rank's part in its group ended; 0 if it has not ended.
   static constexpr Epoch kFailed = 1;  // a call was left by an exception
   static constexpr Epoch kLeft = 2;    // the group was destroyed
 

@@ -14,10 +14,10 @@
 
 namespace axonn::comm {
 
-// What a rank publishes about its arena.
+// A rank's description of its arena, which it publishes to its peers.
 struct SymmetricGroup::Address {
   int64_t pid;
-  int64_t fd;  // -1: it has none
+  int64_t fd;  // -1 if it has none
   uint64_t nonce;
   int64_t arena_bytes;
   Epoch first_epoch;
@@ -45,12 +45,12 @@ constexpr std::chrono::seconds kAnswerTime{5};
 
 SymmetricGroup::SymmetricGroup(GroupOptions options)
     : options_(std::move(options)), epoch_(options_.first_epoch) {
-  // Halves start on page boundaries, whatever size was asked for.
+  // Halves start on page boundaries, whatever size is requested.
   options_.workspace_bytes = (options_.workspace_bytes + kPageBytes - 1) / kPageBytes * kPageBytes;
 }
 
 SymmetricGroup::~SymmetricGroup() {
-  // A forked child (such as a data loader's worker) that exits has a copy of this object but is not
+  // A forked child that exits (such as a data loader's worker) has a copy of this object but is not
   // a rank.
   if (process_.is_this() && on_one_host())
     pad(rank()).end.value.store(broken_ ? Pad::kFailed : Pad::kLeft);
@@ -67,8 +67,8 @@ int64_t SymmetricGroup::arena_bytes() const {
   return kPadBytes + 2 * options_.workspace_bytes;
 }
 
-// Returns an arena whose flags have the epoch before the first call's. If that is epoch 0, the
-// arena's zeros are right as they are.
+// Returns an arena whose flags hold the epoch before the first call's. If that is epoch 0, the
+// arena's initial zeros are already right.
 SharedSegment SymmetricGroup::create_arena() const {
   const auto name = "axonn:" + options_.name + ":" + std::to_string(rank());
   auto arena = SharedSegment::create(name, arena_bytes());
@@ -90,7 +90,7 @@ std::unique_ptr<SymmetricGroup> SymmetricGroup::rendezvous(const GroupOptions& o
     group->obstacle_ = "its ranks are on several hosts";
     return group;
   }
-  // From here on, this rank answers every question of its peers even if something fails, because
+  // From here on, this rank answers all questions of its peers even if something fails, because
   // they wait for it.
   std::optional<SharedSegment> own;
   std::string obstacle;
@@ -111,7 +111,7 @@ std::unique_ptr<SymmetricGroup> SymmetricGroup::rendezvous(const GroupOptions& o
   group->check_layouts(addresses);
   group->watch_ranks(addresses);
   if (obstacle.empty()) obstacle = group->map_arenas(addresses, own);
-  // Tells the peers the outcome, and keeps this rank's descriptor open until all of them have used
+  // Tells the peers the outcome, and keeps this rank's descriptor open until all peers have used
   // it.
   const std::string none = "none";  // not every store keeps an empty value
   const auto start = std::chrono::steady_clock::now();
@@ -119,7 +119,7 @@ std::unique_ptr<SymmetricGroup> SymmetricGroup::rendezvous(const GroupOptions& o
       "obstacle", obstacle.empty() ? none : obstacle, [&](int64_t peer) -> std::string {
         const auto& watch = group->watches_[peer];
         if (!watch || watch->alive()) return "";
-        // A rank of a host that only looks like this one answers.
+        // A rank on a clone of this host seems to be dead here, but still answers.
         const auto waited = std::chrono::steady_clock::now() - start;
         return waited < kAnswerTime ? "" : "has died";
       });
@@ -158,8 +158,8 @@ void SymmetricGroup::watch_ranks(const std::vector<Address>& addresses) {
   }
 }
 
-// Returns the reason if arenas cannot be mapped: a rank is in another container or of another user,
-// and /proc does not give access to its memory; or its host only looks like this one; or there is a
+// Returns why arenas cannot be mapped, if so: a rank is in another container or belongs to another
+// user, so /proc gives no access to its memory; or its host only looks like this one; or there is a
 // limit on address space.
 std::string SymmetricGroup::map_arenas(const std::vector<Address>& addresses,
                                        std::optional<SharedSegment>& own) {
@@ -194,8 +194,8 @@ std::vector<std::unique_ptr<SymmetricGroup>> SymmetricGroup::of_threads(GroupOpt
   return groups;
 }
 
-// The pad is memory that processes share, so no constructor may run on it. All-zero bytes stand for
-// a new pad: a new arena holds zeros, and on every supported ABI they are valid atomics with the
+// Processes share the pad's memory, so no constructor may run on it. All-zero bytes are a valid
+// new pad: a new arena holds zeros, and on every supported ABI they are valid atomics with the
 // value 0.
 SymmetricGroup::Pad& SymmetricGroup::pad(int64_t rank) const {
   return *reinterpret_cast<Pad*>(arenas_[rank]->data());
@@ -205,8 +205,8 @@ std::byte* SymmetricGroup::half(int64_t rank, Epoch epoch) const {
   return arenas_[rank]->data() + kPadBytes + (epoch % kNumHalves) * options_.workspace_bytes;
 }
 
-// Takes the memory for all halves at once, so that later calls of this size need not, whichever
-// half they use.
+// Allocates the memory of all halves at once, so that later calls of this size need no allocation,
+// whichever half they use.
 void SymmetricGroup::note_use(int64_t workspace_bytes, const CallSignature& call) {
   const int64_t before = used_half_bytes_;
   if (workspace_bytes <= before) return;
@@ -218,9 +218,9 @@ void SymmetricGroup::note_use(int64_t workspace_bytes, const CallSignature& call
   if (options_.on_growth) options_.on_growth(*this, call.op());
 }
 
-// A sleeper announces itself and then looks at the flag once more; this function raises the flag
-// and then looks at the announcements. All four steps are sequentially consistent, so at least one
-// side sees the other.
+// A sleeper announces itself and then checks the flag once more; this function raises the flag and
+// then checks the announcements. All four steps are sequentially consistent, so at least one side
+// sees the other.
 void SymmetricGroup::raise(EpochFlag& flag, Epoch epoch) const {
   flag.raise_to(epoch);
   for (int64_t peer = 0; peer < size(); ++peer) {
@@ -239,7 +239,7 @@ void SymmetricGroup::sleep(const EpochFlag& flag, Epoch epoch,
   sleeping.value.store(0);
 }
 
-// Returns why `peer` will do nothing more for this group, or an empty text if it may.
+// Returns why `peer` will do nothing more for this group, or an empty string if it still may.
 std::string SymmetricGroup::obstacle_so_far(int64_t peer) const {
   const Epoch end = pad(peer).end.value.load(std::memory_order_acquire);
   if (end == Pad::kFailed) return "failed; see the error of that rank";
@@ -248,7 +248,7 @@ std::string SymmetricGroup::obstacle_so_far(int64_t peer) const {
   return "";
 }
 
-// Returns why there is no point in waiting for `peer` any longer, or an empty text to wait on.
+// Returns why waiting for `peer` has become pointless, or an empty string to go on waiting.
 std::string SymmetricGroup::obstacle_to_waiting(int64_t peer, std::chrono::duration<double> elapsed,
                                                 const char* what) const {
   if (auto obstacle = obstacle_so_far(peer); !obstacle.empty()) return obstacle;
@@ -294,7 +294,7 @@ void SymmetricGroup::fail_wait(const std::string& what, int64_t peer,
 }
 
 std::unique_lock<std::mutex> SymmetricGroup::lock_for(const CallSignature& call) {
-  // This check comes first, because a fork copies a lock in whatever state it is.
+  // This check comes first, because a fork copies a lock in whatever state it is in.
   if (!process_.is_this()) process_.refuse(call.op(), rank(), label());
   return std::unique_lock(mutex_);
 }

@@ -4,12 +4,12 @@
 // it; peers map it and read in place. A collective is a Call with the next epoch number e:
 //
 //   publish  the signature of the call, then raise `started` to e
-//   produce  write into the own half e % 2, raise `ready[i]` to e      (release)
+//   produce  write into this rank's half e % 2, raise `ready[i]` to e  (release)
 //   consume  wait until a peer's `ready[i]` has reached e, then read   (acquire)
-//   finish   raise `completed` to e: this rank reads no peer's half e % 2 any more
+//   finish   raise `completed` to e: this rank no longer reads any peer's half e % 2
 //
 // A call waits for a buffer only at its start: half e % 2 was last read in epoch e - 2, so every
-// peer must have completed that one. Calls follow each other without a barrier; a rank can be at
+// peer must have completed that call. Calls follow each other without a barrier; a rank can be at
 // most one call ahead of the slowest. The CUDA kernels use the same epochs and flags.
 #pragma once
 
@@ -40,12 +40,12 @@
 
 namespace axonn::comm {
 
-// Describes a call as far as ranks must agree on it: its op, then everything that must be equal on
-// all ranks. It lives in shared memory, so it has no pointers.
+// The part of a call that ranks must agree on: its op, then everything that must be equal on all
+// ranks. It lives in shared memory, so it has no pointers.
 struct CallSignature {
   std::array<char, 256> text{};  // ends with a zero
 
-  // A text that is too long is cut, and then ends with a hash of the whole text.
+  // A text that is too long is truncated, and then ends with a hash of the whole text.
   static CallSignature of(std::string_view text);
   // Makes a text such as "op(1, -2)".
   static CallSignature of(const char* op, std::initializer_list<int64_t> arguments);
@@ -61,13 +61,13 @@ struct GroupOptions {
   std::string name;
   int64_t rank;
   int64_t size;
-  // The address space per workspace half, equal on all ranks. Memory is allocated only as calls
+  // The address space per workspace half, equal on all ranks. Memory is allocated only when calls
   // first touch it.
   int64_t workspace_bytes = int64_t{16} << 30;
   std::chrono::duration<double> timeout = std::chrono::minutes(10);
-  // The epoch before the first call's, equal on all ranks. With it a test can count past 2^32.
+  // The epoch before the first call's, equal on all ranks. A test can count past 2^32 with it.
   Epoch first_epoch = 0;
-  // Ranks share memory if these are equal. With it a test can imitate several hosts.
+  // Ranks share memory if these are equal. A test can imitate several hosts with it.
   std::string host = host_identity();
   // The name that messages use for the group, if not `name`; c10d's names are hashes.
   std::string label = {};
@@ -81,18 +81,18 @@ class SymmetricGroup {
  public:
   static constexpr int64_t kNumFlags = kNumSignals;
 
-  // Collective over the group's ranks. Every rank gets the same answer to `on_one_host()`; if that
-  // is false, there is no shared memory and no Call may be made. Throws CommunicationError if a
-  // rank does not arrive within the timeout, or comes with another workspace size.
+  // Collective over the group's ranks. `on_one_host()` returns the same on every rank; if it is
+  // false, there is no shared memory and no Call may be made. Throws CommunicationError if a rank
+  // does not arrive within the timeout, or has a different workspace size.
   static std::unique_ptr<SymmetricGroup> rendezvous(const GroupOptions& options,
                                                     KeyValueStore& store);
 
-  // Returns all ranks of a group, for ranks that are threads of this process; `options.rank` is not
-  // used. Each arena is mapped only once, so that a thread sanitizer sees both sides of every
+  // Returns all ranks of a group whose ranks are threads of this process; `options.rank` is
+  // ignored. Each arena is mapped only once, so that a thread sanitizer sees both sides of every
   // access.
   static std::vector<std::unique_ptr<SymmetricGroup>> of_threads(GroupOptions options);
 
-  // Peers that still wait for this rank then fail within about a millisecond.
+  // Peers that still wait for this rank then fail within about 20 ms (kSleep of bounded_wait.h).
   ~SymmetricGroup();
   SymmetricGroup(const SymmetricGroup&) = delete;
   SymmetricGroup& operator=(const SymmetricGroup&) = delete;
@@ -103,22 +103,22 @@ class SymmetricGroup {
   const std::string& label() const { return options_.label.empty() ? name() : options_.label; }
   int64_t workspace_bytes() const { return options_.workspace_bytes; }
   bool on_one_host() const { return static_cast<int64_t>(arenas_.size()) == size(); }
-  // Ends this rank's part for a reason of its own, as if a call had failed.
+  // Ends this rank's part because of an error outside any Call, as if a call had failed.
   void abandon();
   // Returns why on_one_host() is false: the first rank that cannot share memory, and the reason.
   const std::string& obstacle() const { return obstacle_; }
-  // Returns why `peer` will not answer what this rank asks it between two calls: it failed, left,
-  // died, or has gone on to the next call. Returns an empty text if it may still answer.
+  // Returns why `peer` will not answer a question of this rank between two calls: it failed, left,
+  // died, or has gone on to the next call. Returns an empty string if it may still answer.
   std::string obstacle_to_answer(int64_t peer) const;
-  // Names a rank that is lost, as in "rank 2, which has died": a peer that failed or, if none has,
-  // one that died or left; empty if there is none.
+  // Names a lost rank, as in "rank 2, which has died": a peer that failed or, if none has, one that
+  // died or left; empty if there is none.
   std::string lost_peer() const;
   bool has_failed_peer() const { return failed_peer() >= 0; }
-  // Returns how many calls this rank has begun, without those that it could not yet begin, and the
-  // last of them. Any thread may ask.
+  // Returns how many calls this rank has begun, not counting calls that it could not begin yet, and
+  // the last of them. Any thread may ask.
   CallProgress progress() const;
-  // Bytes of this rank's workspace, all halves, that calls have needed so far. They are allocated
-  // when a call first needs them, and kept.
+  // Bytes of this rank's workspace, over all halves, that calls have needed so far. They are
+  // allocated when a call first needs them, and kept.
   int64_t used_bytes() const { return kNumHalves * used_half_bytes_; }
   // Returns how long this rank's calls have waited for peers so far, in seconds.
   double waited_seconds() const { return 1e-9 * static_cast<double>(waited_ns_); }
@@ -152,13 +152,13 @@ class SymmetricGroup {
   GroupOptions options_;
   OwnProcess process_;  // a fork that used the group would write into its parent's memory
   // By rank; empty if the ranks do not share a host. Shared pointers, because threads of one
-  // process map an arena once.
+  // process map each arena once.
   std::vector<std::shared_ptr<SharedSegment>> arenas_;
-  std::vector<std::optional<ProcessWatch>> watches_;  // by rank; none for this process's own
-  std::mutex mutex_;  // held by a Call: two threads may not interleave theirs
-  // Held while a call gets its number and its name, and by progress().
+  std::vector<std::optional<ProcessWatch>> watches_;  // by rank; none for ranks of this process
+  std::mutex mutex_;  // held by a Call: two threads may not interleave calls
+  // Held while a call gets its number and its signature, and by progress().
   mutable std::mutex progress_mutex_;
-  std::atomic<Epoch> epoch_;                  // read by those who ask a question while a Call runs
+  std::atomic<Epoch> epoch_;                  // also read by other threads while a Call runs
   std::atomic<int64_t> used_half_bytes_ = 0;  // read while a Call runs
   std::atomic<int64_t> waited_ns_ = 0;
   Crowding crowding_;  // of the thread whose call is open
@@ -170,9 +170,9 @@ class SymmetricGroup {
 // peers that wait for this rank fail at once, and so does every later call.
 class Call {
  public:
-  // Waits until this rank's half is free. `workspace_bytes` is how much this rank will write. If
-  // that is more than the group has, throws CallRefused; the group stays usable if all ranks do the
-  // same.
+  // Waits until this rank's half is free. `workspace_bytes` is the number of bytes that this rank
+  // will write. If the group has less, throws CallRefused; the group stays usable if all ranks do
+  // the same.
   Call(SymmetricGroup& group, const CallSignature& signature, int64_t workspace_bytes);
   ~Call();
   Call(const Call&) = delete;
@@ -182,14 +182,14 @@ class Call {
   int64_t size() const { return group_.size(); }
   int64_t number() const { return group_.number_of(epoch_); }  // 1 for the group's first call
   std::byte* workspace() const { return group_.half(rank(), epoch_); }
-  // The result is valid once the flag that covers the bytes has been waited for.
+  // Valid once the flag that covers the bytes has been waited for.
   const std::byte* workspace_of(int64_t peer) const { return group_.half(peer, epoch_); }
 
-  // Tells peers that wait for `flag`, one of SymmetricGroup::kNumFlags, that what this rank has
-  // written into its workspace so far can be read.
+  // Tells peers that wait for `flag`, one of SymmetricGroup::kNumFlags, that everything this rank
+  // has written to its workspace so far can be read.
   void signal(int64_t flag);
   // Returns when `peer` has signalled `flag` in this call. Throws CommunicationError, naming rank,
-  // peer and op, if the peer died, failed, called something else, or the time is up.
+  // peer and op, if the peer died, failed or made a different call, or if the time is up.
   void wait(int64_t peer, int64_t flag);
   // Returns when every peer has started this call. Throws as wait() does.
   void compare();

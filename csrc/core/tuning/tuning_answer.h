@@ -1,4 +1,4 @@
-// What rank 0 of a group tells the others about a call that can be made in several ways.
+// Rank 0's answer to the other ranks of a group, about a call that can be made in several ways.
 #pragma once
 
 #include <string>
@@ -11,11 +11,11 @@ struct Answer {
   enum class Verdict { kDefault, kDisk, kMeasure };
 
   std::string asked;       // the signature that rank 0 is asked about
-  std::string kept_under;  // `asked`, with what rank 0 adds to it for the disk
+  std::string kept_under;  // the key on disk: `asked`, plus what rank 0 adds to it
   Verdict verdict;
   std::string algorithm;  // the choice; if it has to be measured, the preferred candidate
-  // If the choice has to be measured, all candidates for rank 0's operands. Every rank measures
-  // these, in this order.
+  // If the choice has to be measured: all candidates for rank 0's operands. Every rank measures
+  // them, in this order.
   std::vector<std::string> candidates;
   std::vector<std::pair<std::string, double>> median_us;
 };

@@ -27,7 +27,7 @@ using comm::throw_errno;
 
 // The format is part of the path, so records of another format are never read.
 constexpr int kFormat = 1;
-// This is the last line; a file that was cut short lacks it.
+// The last line; a truncated file lacks it.
 constexpr std::string_view kEnd = "complete = true\n";
 constexpr size_t kMaxBytes = 64 << 10;
 
@@ -111,7 +111,7 @@ std::vector<std::pair<std::string, double>> decode_medians(std::string_view text
   return medians;
 }
 
-// Returns an empty text if there is no such file. Throws std::system_error if it cannot be read.
+// Returns an empty string if there is no such file. Throws std::system_error if it cannot be read.
 std::string read_file(const std::filesystem::path& path) {
   const FileDescriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
   if (file.get() < 0) {
@@ -141,7 +141,7 @@ void write_file(const std::filesystem::path& path, const std::string& text) {
   }
 }
 
-// The name is hidden, and no other writer on any host can choose it.
+// The file is hidden, and its name is random, so that no other writer on any host chooses it.
 std::filesystem::path temporary_beside(const std::filesystem::path& path) {
   std::random_device random;
   const uint64_t word = static_cast<uint64_t>(random()) << 32 | random();

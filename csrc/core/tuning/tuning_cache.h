@@ -1,6 +1,6 @@
-// Keeps what was measured for a signature on disk between runs, in one small TOML file per
-// signature. A file is written whole under another name and renamed, so that a reader sees all of
-// it or nothing.
+// Keeps measurements on disk between runs, in one small TOML file per signature. A file is first
+// written completely under another name and then renamed, so that a reader sees all of it or
+// nothing.
 #pragma once
 
 #include <filesystem>
@@ -11,7 +11,7 @@
 
 namespace axonn::tuning {
 
-// What a measurement is valid for. Each combination of these values has a folder of its own.
+// The platform that a measurement is valid for. Each combination of values has its own folder.
 struct Platform {
   std::string machine;    // model and number of processors
   std::string torch;      // version
@@ -21,7 +21,7 @@ struct Platform {
 struct Record {
   std::string signature;
   std::string algorithm;
-  // By algorithm, in the order in which they were offered: microseconds on the slowest rank.
+  // Microseconds on the slowest rank, by algorithm, in the order in which they were offered.
   std::vector<std::pair<std::string, double>> median_us;
 };
 
@@ -33,12 +33,12 @@ class TuningCache {
 
   struct Answer {
     std::optional<Record> record;
-    std::string problem;  // why an existing file is of no use, or cannot be seen; else empty
+    std::string problem;  // why a file cannot be used, or not even looked up; else empty
   };
   // A file of another signature with the same hash counts as no file.
   Answer find(const std::string& signature) const;
 
-  // Returns what prevented it, or an empty text. Leaves no temporary file, unless it is killed.
+  // Returns what prevented writing, or an empty string. Leaves no temporary file, unless killed.
   std::string keep(const Record& record) const;
 
   std::filesystem::path path_of(const std::string& signature) const;

@@ -38,7 +38,7 @@ Numbers slowest(const std::vector<Numbers>& by_rank) {
 }
 
 Plan plan_of(const Numbers& call_ns) {
-  constexpr int64_t kBatchNs = 2'000'000;  // some thousand clock ticks, or times of a clock call
+  constexpr int64_t kBatchNs = 2'000'000;  // thousands of clock ticks, or of clock calls
   constexpr int64_t kBudgetNs = 200'000'000;
   constexpr int64_t kMaxCalls = 200;
   constexpr int64_t kMinRepetitions = 3;  // a median of fewer could be an outlier

@@ -1,12 +1,12 @@
-// The gradients of the ops. Each is computed by the same ops, so backward overlaps what forward
-// does.
+// Gradients of the ops. They are computed with the same ops, so backward overlaps communication as
+// forward does.
 //
-// A tensor that an op leaves whole on every rank (all_reduce, matmul_all_reduce) has, by
-// convention, a gradient of one of two kinds, and each op fixes which. The ranks use the result of
-// matmul_all_reduce alike, so its gradient is whole on every rank and nothing is summed. The ranks
-// use the result of all_reduce each in its own way, so their gradients are summed.
+// An op that leaves a whole tensor on every rank defines, by convention, what the gradient of that
+// tensor means. The ranks use the result of matmul_all_reduce alike, so its gradient is whole on
+// every rank and nothing is summed. Each rank uses the result of all_reduce in its own way, so the
+// ranks' gradients are summed.
 //
-// The nodes are in C++, because a node in Python costs 30 us more, which is as long as a small
+// The nodes are in C++ because a node in Python costs 30 us more, which is as long as a small
 // matmul takes.
 #pragma once
 
@@ -27,8 +27,8 @@ using torch::autograd::AutogradContext;
 using torch::autograd::Function;
 using torch::autograd::variable_list;
 
-// Runs the forward pass of a node below autograd, but in the grad mode of its caller, which a node
-// turns off. Ranks compare which gradients they will need (Signature::gradients).
+// Runs the forward pass of a node below autograd, but with grad mode on, as for its caller: a node
+// turns it off, and ranks compare which gradients they will need (Signature::gradients).
 struct BelowAutograd {
   at::AutoGradMode mode{true};
   at::AutoDispatchBelowADInplaceOrView below;

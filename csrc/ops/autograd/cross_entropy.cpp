@@ -70,7 +70,7 @@ struct CrossEntropyNode : Function<CrossEntropyNode> {
     const bool in_place = ctx->saved_data["in_place"].toBool() && !at::GradMode::is_enabled() &&
                           has_dense_rows(logits);
     if (in_place) {
-      // Autograd does not look at versions where hooks keep what is saved.
+      // Autograd skips its version check under saved-tensor hooks, so a second run is noticed here.
       TORCH_CHECK(!ctx->saved_data["has_run"].toBool(),
                   "cross_entropy_forward: with in_place=True backward can run once only, since it "
                   "overwrites the logits");
@@ -148,7 +148,7 @@ void cross_entropy_backward_(const Tensor& dy, const Tensor& logits, const Tenso
     const at::AutoDispatchBelowADInplaceOrView below;
     call_backward_in_place(dy, logits, {labels, first_column, ignore_index}, statistics);
   }
-  // Whoever has saved the logits for a backward pass notices that they have changed.
+  // Autograd nodes that saved the logits must notice that they have changed.
   if (!logits.is_inference()) logits.unsafeGetTensorImpl()->bump_version();
 }
 

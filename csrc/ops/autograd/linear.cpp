@@ -75,13 +75,13 @@ struct LinearNode : Function<LinearNode> {
         call_forward(x, weight, bias, arguments, save_input, save_weight);
     ctx->mark_non_differentiable({full_x, full_weight});
     ctx->set_materialize_grads(false);
-    // Where nothing was gathered, the input is whole already.
+    // A tensor that was not gathered is already whole.
     const bool x_gathered = arguments.sharded && arguments.group_sizes[0] > 1;
     const bool weight_gathered = arguments.group_sizes[2] > 1;
     ctx->saved_data["x_is_full"] = !x_gathered || save_input;
     ctx->saved_data["weight_is_full"] = !weight_gathered || save_weight;
     ctx->saved_data["has_bias"] = bias.has_value();
-    // x is kept for dweight only.
+    // x is needed only for dweight.
     const Tensor kept_x = x_gathered && save_input ? full_x : x;
     ctx->save_for_backward({weight.requires_grad() ? kept_x : Tensor(),
                             weight_gathered && save_weight ? full_weight : weight});
@@ -96,8 +96,8 @@ struct LinearNode : Function<LinearNode> {
     const bool has_bias = ctx->saved_data["has_bias"].toBool();
     const std::array<bool, 3> mask{ctx->needs_input_grad(0), ctx->needs_input_grad(1),
                                    has_bias && ctx->needs_input_grad(2)};
-    // A gathered copy has no autograd history. The shard that it was made from has one, and a
-    // second differentiation is thereby refused here, too.
+    // A gathered copy has no autograd history, but its shard has one. The copy is marked as
+    // requiring a gradient, so that a second differentiation is refused here, too.
     const auto tracked = [](const Tensor& t) {
       return at::GradMode::is_enabled() && !t.requires_grad() ? t.detach().requires_grad_() : t;
     };

@@ -107,8 +107,8 @@ struct MatmulNode : Function<MatmulNode<Rule>> {
   }
 };
 
-// With one rank, torch's own matmul does everything, gradients included. Operands that do not fit
-// are passed to the op, whose error says what is wrong.
+// With one rank, torch's own matmul does everything, including gradients. Operands that do not fit
+// go to the op, whose error says what is wrong.
 bool is_plain_matmul(const Tensor& a, const Tensor& b, const GroupArguments& group) {
   const bool symbolic = a.unsafeGetTensorImpl()->has_symbolic_sizes_strides() ||
                         b.unsafeGetTensorImpl()->has_symbolic_sizes_strides();

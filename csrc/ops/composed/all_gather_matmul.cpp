@@ -46,8 +46,8 @@ class AllGatherMatmul final : public MatmulOp {
     return fused_gather_matmul(group, in.a, in.b, in.dim == 0 ? Form::kRows : Form::kInnerA);
   }
 
-  // Cuts every shard's rows into chunks. A chunk of every shard gives the corresponding rows of the
-  // result: each shard's own (gather_dim 0), or the same ones (gather_dim 1, along K).
+  // Cuts every shard's rows into chunks. A gathered chunk yields the corresponding rows of the
+  // result, in each shard's block (gather_dim 0) or in the only block (gather_dim 1, along K).
   at::Tensor chunked(const Group& group, const MatmulCall& in) const override {
     const int64_t rows = in.a.size(0), num_blocks = in.dim == 0 ? group.size : 1;
     auto output = at::empty({num_blocks, rows, in.b.size(1)}, in.a.options());

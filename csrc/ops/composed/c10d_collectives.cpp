@@ -25,13 +25,13 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// Returns the bytes that this rank sends for a whole tensor by the algorithm that moves least; an
-// all-reduce sends twice as many.
+// Returns the bytes that this rank sends to gather or reduce-scatter a whole tensor, with the
+// algorithm that moves the least; an all-reduce sends twice as many.
 int64_t bytes_sent(const Group& group, const at::Tensor& whole) {
   return static_cast<int64_t>(whole.nbytes()) * (group.size - 1) / group.size;
 }
 
-// A collective of c10d on CPU tensors, for which the host waits.
+// A c10d collective on CPU tensors; the host waits for it.
 class HostWait {
  public:
   HostWait(const Group& group, c10::intrusive_ptr<c10d::Work> work)
@@ -42,7 +42,7 @@ class HostWait {
     group_.agreement = nullptr;  // it may end before this object
   }
 
-  // Throws CommunicationError if it fails, if a peer has failed, or after
+  // Throws CommunicationError if the collective fails, if a peer has failed, or after
   // AXONN_TIMEOUT_SECONDS.
   void wait() const {
     const auto start = Clock::now();
@@ -50,7 +50,7 @@ class HostWait {
     std::optional<comm::NotedWait> noted;
     while (!done_within(std::min(kSlice, timeout - seconds_since(start)))) {
       if (!noted) noted.emplace(noted_since(start));
-      // Gloo itself notices a peer that has ended, but not one that has failed and lives on.
+      // Gloo notices a peer that has ended, but not one that has failed and still runs.
       if (group_.shared != nullptr && group_.shared->has_failed_peer())
         fail("in vain: " + group_.shared->lost_peer());
       if (seconds_since(start) < timeout) continue;
@@ -75,8 +75,8 @@ class HostWait {
     return std::chrono::duration<double>(Clock::now() - start).count();
   }
 
-  // Returns whether the collective is done. An exception alone does not say so, because c10d
-  // reports a timeout by the same type of error as everything else.
+  // Returns whether the collective is done. An exception does not decide that, because c10d reports
+  // a timeout with the same type of error as any other failure.
   bool done_within(double seconds) const {
     const auto slice = std::chrono::milliseconds(std::max<int64_t>(1, std::llround(1e3 * seconds)));
     try {
@@ -94,8 +94,8 @@ class HostWait {
     return true;
   }
 
-  // Gloo knows peers by address only, and it notices that a process has ended a little sooner than
-  // the group does.
+  // Gloo knows peers only by address, and notices that a process has ended a little before the
+  // group does. So this gives the group up to 0.3 s to name the peer.
   std::string name_lost() const {
     for (int look = 0; group_.shared != nullptr && look < 30; ++look) {
       if (const auto lost = group_.shared->lost_peer(); !lost.empty()) return " because of " + lost;
@@ -113,12 +113,12 @@ class HostWait {
   c10::intrusive_ptr<c10d::Work> work_;
   Group group_;
   comm::CallSignature call_ = comm::CallSignature::of("collective");
-  int64_t number_ = 0;  // of the call in the group; 0: it has none
+  int64_t number_ = 0;  // number of the call in the group; 0: none
 };
 
-// Starts a collective that reads `input` and in which this rank sends `bytes`, once all ranks agree
-// on the call; returns a function that waits for it. If the group has an emulated link, the wait
-// lasts as long as the link takes.
+// Once all ranks agree on the call, starts a collective that reads `input` and makes this rank send
+// `bytes`. Returns a function that waits for it. If the group has an emulated link, the wait lasts
+// as long as the link takes.
 template <typename Start>
 std::function<void()> issue(const Group& group, const at::Tensor& input, int64_t bytes,
                             Start&& start) {
@@ -136,8 +136,8 @@ std::function<void()> issue(const Group& group, const at::Tensor& input, int64_t
   };
 }
 
-// The dtype in which c10d adds up a tensor. It is wider than the tensor's own, at twice the bytes,
-// only on the CPU, where the link is a copy in memory and not what an op waits for.
+// The dtype in which c10d sums a tensor. Only on the CPU is it wider than the tensor's own, at
+// twice the bytes: there the link is a copy in memory, and an op does not wait for that.
 at::ScalarType sum_dtype(const at::Tensor& t) {
   return t.is_cpu() && is_16_bit_float(t.scalar_type()) ? at::kFloat : t.scalar_type();
 }
@@ -155,7 +155,7 @@ Pending all_reduce_in_place(const Group& group, const at::Tensor& output,
 
 }  // namespace
 
-// torch 2.13 renames the two collectives below; 2.11 knows the old names only.
+// torch 2.13 renames the two collectives below; 2.11 has only the old names.
 #pragma GCC diagnostic push
 #pragma GCC diagnostic ignored "-Wdeprecated-declarations"
 
@@ -166,10 +166,10 @@ Pending start_all_gather(const Group& group, const at::Tensor& shard) {
   auto output = at::empty(stacked, input.options());
   if (output.numel() == 0) return {output, [] {}};
   auto out = output.view(-1), in = input.view(-1);
-  // The coalesced form is not used: when the name of an operation is as long as
-  // ALLGATHER_COALESCED, gloo's two threads write it into one std::string unguarded
-  // (ProcessGroupGloo::runLoop), which corrupts the heap if the string has to allocate. Short names
-  // are stored in the string object itself.
+  // Not the coalesced form: gloo's two threads write the name of an operation into one std::string
+  // without a lock (ProcessGroupGloo::runLoop). For a name as long as ALLGATHER_COALESCED the
+  // string allocates, and the heap is corrupted. Short names are stored in the string object
+  // itself.
   return {output, issue(group, input, bytes_sent(group, output),
                         [&](c10d::ProcessGroup& peers) { return peers._allgather_base(out, in); })};
 }
@@ -190,7 +190,7 @@ Pending start_reduce_scatter(const Group& group, const at::Tensor& stacked) {
               return peers.reduce_scatter_tensor_coalesced(outputs, inputs);
             })};
   }
-  // Gloo's own reduce-scatter is an all-reduce, too, but a wait for it cannot have a time limit.
+  // Gloo's own reduce-scatter is an all-reduce, too, but its wait cannot have a time limit.
   const auto wait = issue(group, input, bytes, [&](c10d::ProcessGroup& peers) {
     RECORD_FUNCTION("axonn::gloo_reduce_scatter", {});  // the name that profiles show
     return peers.allreduce(inputs);

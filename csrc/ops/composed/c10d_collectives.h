@@ -1,5 +1,5 @@
-// The collectives of c10d, for whatever is not fused. Each waits for the agreement of its group
-// first.
+// The collectives of c10d, for everything that is not fused. Each first waits for the agreement of
+// its group.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -11,18 +11,18 @@
 
 namespace axonn::ops {
 
-// A c10d collective under way. On a GPU it runs on a stream of c10d, after the work that the
-// current stream has been given so far, and the host never waits.
+// A c10d collective under way. On a GPU it runs on one of c10d's streams, after the work enqueued
+// so far on the current stream, and the host never waits.
 struct Pending {
-  at::Tensor output;  // may be read after wait()
-  // On the CPU it returns when `output` is complete. On a GPU it makes the current stream wait for
-  // `output`. This must be the stream that was current at the start, whose allocator may reuse the
-  // input next.
+  at::Tensor output;  // valid after wait()
+  // On the CPU, returns when `output` is complete. On a GPU, makes the current stream wait for
+  // `output`. This must be the stream that was current at the start, because its allocator may
+  // reuse the input next.
   std::function<void()> wait;
 };
 
-// c10d adds in the tensor's own dtype. So on the CPU sums of bfloat16 and float16 are sent and
-// added in fp32; on a GPU they are sent and added in their own dtype, as users of NCCL expect.
+// c10d adds in the tensor's own dtype. So on the CPU, bfloat16 and float16 tensors are sent and
+// added as fp32; on a GPU they are sent and added in their own dtype, as users of NCCL expect.
 // `output` has the dtype of the sum.
 
 // Gathers the ranks' shards, of any strides, into [group size, ...].
@@ -32,8 +32,8 @@ Pending start_reduce_scatter(const Group& group, const at::Tensor& stacked);
 // Sums over ranks and keeps the whole sum; may overwrite its input.
 Pending start_all_reduce(const Group& group, const at::Tensor& input);
 
-// Converts between [group size, ...] and the concatenation of the blocks along `dim`; makes no copy
-// where dim is 0.
+// These convert between [group size, ...] and the concatenation of the blocks along `dim`. They
+// make no copy if dim is 0.
 at::Tensor joined(const at::Tensor& stacked, int64_t dim);
 at::Tensor stacked(const at::Tensor& whole, int64_t dim, int64_t num_blocks);
 

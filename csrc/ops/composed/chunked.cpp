@@ -8,11 +8,11 @@
 namespace axonn::ops {
 
 comm::ChunkPlan plan_chunks(const at::Tensor& moved, int64_t length) {
-  // A chunk of fewer bytes costs more than it hides. On the CPU it costs messages; the number was
-  // measured over gloo. On a GPU it costs launches; the number is a guess, 10 us of an NVLink of
+  // A smaller chunk costs more than it hides. On the CPU it costs messages; the number was
+  // measured over gloo. On a GPU it costs launches; the number is a guess: 10 us on an NVLink of
   // 400 GB/s.
   const int64_t min_chunk_bytes = moved.is_cpu() ? 256 << 10 : 4 << 20;
-  // On a GPU, chunks end at the edges of tiles, so that not every chunk has a ragged tile.
+  // On a GPU, chunks end at tile edges, so that not every chunk has a ragged tile.
   const int64_t tile = moved.is_cpu() ? 1 : 128;
   const int64_t chunks = std::min(
       {length, static_cast<int64_t>(moved.nbytes()) / min_chunk_bytes, comm::kMaxChunksPerShard});

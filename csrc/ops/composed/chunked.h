@@ -12,17 +12,17 @@
 
 namespace axonn::ops {
 
-// Returns how `length` rows (or columns) of `moved`, which is one rank's part of what crosses
-// ranks, are cut: a plan of one shard. It must be the same on all ranks, so it depends on nothing
-// that is a rank's own, such as its other operand. The model of core/schedule/chunk_plan.h weighs
-// tiles and is therefore of no use here; "auto" measures whether chunks pay.
+// Returns a plan of one shard that cuts `length` rows (or columns) of `moved`, this rank's part of
+// the data that crosses ranks. The plan must be the same on all ranks, so it depends on nothing
+// that may differ between them, such as the other operand. The model of core/schedule/chunk_plan.h
+// weighs tiles and is of no use here; "auto" measures whether chunks pay.
 comm::ChunkPlan plan_chunks(const at::Tensor& moved, int64_t length);
 
-// Sets out[i] = a[i] @ b[i] for every i. On a GPU this is one launch, since small products leave
+// Sets out[i] = a[i] @ b[i] for every i. On a GPU this is one launch, because small products leave
 // SMs idle.
 void multiply_blocks(at::Tensor out, const at::Tensor& a, const at::Tensor& b);
 
-// Returns the same matrix for each of several blocks, without a copy.
+// Returns one tensor that shows the same matrix `num_blocks` times, without a copy.
 inline at::Tensor for_each(const at::Tensor& matrix, int64_t num_blocks) {
   return matrix.unsqueeze(0).expand({num_blocks, -1, -1});
 }
@@ -44,9 +44,9 @@ void feed(const comm::ChunkPlan& plan, Start&& start, Multiply&& multiply) {
   }
 }
 
-// Runs a product that is drained into a reduction: while one chunk is multiplied, the one before is
-// summed. start(range) returns the Pending of the chunk's product, and the sums are written to
-// `store(range)`.
+// Runs a product that is drained into a reduction: while one chunk is multiplied, the previous one
+// is summed. start(range) multiplies a chunk and returns its sum as a Pending; the sums are copied
+// into `store(range)`.
 template <typename Start, typename Store>
 void drain(const comm::ChunkPlan& plan, Start&& start, Store&& store) {
   const auto ranges = ranges_of(plan);

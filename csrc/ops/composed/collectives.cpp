@@ -1,4 +1,4 @@
-// The ops that are a collective alone: fused where the ranks share memory, else run by c10d.
+// The ops that are only a collective: fused if the ranks share memory, otherwise run by c10d.
 #include "ops/composed/collectives.h"
 
 #include "ops/checks.h"
@@ -13,18 +13,18 @@ namespace axonn::ops {
 namespace {
 
 struct Collective {
-  const char *name, *input, *option;  // of the op and its arguments, as in its schema
+  const char *name, *input, *option;  // names of the op and its arguments in the schema
   bool has_gradient = true;
 };
 
-// Lets the ranks agree on a collective and runs it, by one of two functions.
+// Makes the ranks agree on a collective, and runs it with one of two functions.
 template <typename Fused, typename ByC10d, typename Option>
 at::Tensor agree_and_move(const Collective& op, Fused fused, ByC10d by_c10d, Group& group,
                           const at::Tensor& input, Option option) {
   Signature signature(op.name);
   signature.tensor(op.input, input).option(op.option, option).device(input.device());
   if (op.has_gradient) signature.gradients({{op.input, input}});
-  // `chunked` and `sequential` are the same here, so ranks may differ in which they ask for.
+  // `chunked` and `sequential` are the same here, so ranks may ask for different ones.
   const auto call = signature.call(group.can_fuse() ? "fused" : "c10d");
   if (group.can_fuse()) return fused(group, call, input, option);
   return agreed(call, input.device(), {&group}, [&] { return by_c10d(group, input, option); });

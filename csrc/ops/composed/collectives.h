@@ -1,5 +1,5 @@
-// Collectives as other ops use them, which have checked the arguments. The group has several ranks,
-// which agree on the call first.
+// Collectives for other ops, which have checked the arguments already. The group has several ranks,
+// and they agree on the call first.
 #pragma once
 
 #include <ATen/core/Tensor.h>

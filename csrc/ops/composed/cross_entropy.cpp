@@ -1,7 +1,7 @@
-// Cross-entropy over a vocabulary that is split over the ranks of a group. Three numbers a row
-// cross ranks. What reads and writes the logits, one pass each, is _cross_entropy_scan and
-// _cross_entropy_gradient, which ops/cpu and ops/cuda define; here they are defined once more in
-// ATen's ops, for devices for which no kernel is built.
+// Cross-entropy over a vocabulary that is split over the ranks of a group. Three numbers per row
+// cross ranks. Two ops touch the logits, in one pass each: _cross_entropy_scan reads them, and
+// _cross_entropy_gradient also writes the gradient. ops/cpu and ops/cuda define both; this file
+// defines them again in ATen's ops, for devices without a built kernel.
 #include "ops/cross_entropy.h"
 
 #include <ATen/Functions.h>
@@ -70,7 +70,7 @@ void check_rows(const char* op, const char* name, const at::Tensor& t, at::IntAr
 
 // --- The ops ------------------------------------------------------------------------------------
 
-// Makes the ranks' largest logits and sums those of all ranks, and gives all of them the label's.
+// Combines the ranks' maxima, sums and label logits into those of whole rows, on every rank.
 void join(Group& group, at::Tensor& found) {
   const auto top = agree_and_all_reduce(group, found[0], /*maximum=*/true);
   found[1].mul_((found[0] - top).exp_());
@@ -81,7 +81,7 @@ void join(Group& group, at::Tensor& found) {
 
 std::tuple<at::Tensor, at::Tensor> cross_entropy_forward(
     const at::Tensor& logits, const at::Tensor& labels, int64_t first_column, int64_t ignore_index,
-    bool /*in_place: the gradient's*/, const std::string& group_name, int64_t group_size,
+    bool /*in_place: for backward*/, const std::string& group_name, int64_t group_size,
     const std::string& algorithm) {
   constexpr auto kOp = "cross_entropy_forward";
   check_group_size(kOp, group_size);
@@ -93,7 +93,7 @@ std::tuple<at::Tensor, at::Tensor> cross_entropy_forward(
     auto group = resolve_group(kOp, group_name, group_size, asked, logits.device());
     join(group, found);
   }
-  // The difference first: of large logits it is exact, and their logarithm's sum would not be.
+  // The difference comes first: it is exact for large logits; adding the logarithm to one is not.
   auto losses = (found[0] - found[2]).add_(found[1].log());
   losses.masked_fill_(labels == ignore_index, 0);
   return {losses, found.narrow(0, 0, 2).clone()};
@@ -132,12 +132,12 @@ void cross_entropy_backward_(const at::Tensor& dy, const at::Tensor& logits,
 
 // --- Rows in ATen's ops -------------------------------------------------------------------------
 
-// As many rows as have some 16 MiB of fp32, which bounds the memory beside the logits.
+// Returns how many rows take 16 MiB in fp32, to bound the memory needed in addition to the logits.
 int64_t rows_at_once(const at::Tensor& logits) {
   return std::max<int64_t>(1, (int64_t{1} << 22) / std::max<int64_t>(1, logits.size(1)));
 }
 
-// Some rows of the logits in the dtype of statistics, and where their labels are.
+// Some rows of the logits in the dtype of the statistics, and where their labels are.
 struct Block {
   at::Tensor wide, has_label, is_here, column;
 
@@ -199,7 +199,7 @@ AXONN_REGISTER_OP(cross_entropy_forward)
 AXONN_REGISTER_OP(cross_entropy_backward)
 AXONN_REGISTER_OP(cross_entropy_backward_)
 
-// A kernel of the device itself comes before these.
+// Kernels registered for a device take precedence over these.
 TORCH_LIBRARY_IMPL(axonn, CompositeExplicitAutograd, m) {
   m.impl("_cross_entropy_scan", &scan_rows);
   m.impl("_cross_entropy_gradient", &write_rows);

@@ -17,7 +17,7 @@ constexpr auto kGather = "axonn::_fused_all_gather_matmul";
 constexpr auto kSum = "axonn::_fused_matmul_sum";
 constexpr auto kWhyNot = "axonn::_why_no_fused";
 
-// The signature is checked against the registered kernels.
+// typed() checks this signature against the registered kernels.
 const auto& gather_op() {
   using Signature =
       at::Tensor(const at::Tensor&, const at::Tensor&, const std::string&, const std::string&,
@@ -37,7 +37,7 @@ const auto& sum_op() {
 
 using Form = FusedProduct::Form;
 
-// Returns the kernels' name for what is gathered, or for a sum of rows.
+// Returns the name that the kernels use for this form.
 const char* name_of(Form form) {
   switch (form) {
     case Form::kAny:
@@ -62,8 +62,8 @@ bool is_aligned(int64_t elements, const at::Tensor& t) {
   return elements * t.element_size() % kernels::cuda::kLoadBytes == 0;
 }
 
-// Returns whether a kernel can read the matrix where it lies, by rows; is_by_columns says the same
-// of columns.
+// Returns whether a kernel can read the matrix in place, by rows; is_by_columns says the same for
+// columns.
 bool is_by_rows(const at::Tensor& t) {
   return t.stride(1) == 1 && t.stride(0) >= t.size(1) && is_aligned(t.stride(0), t) &&
          is_aligned(t.size(1), t) &&
@@ -72,13 +72,13 @@ bool is_by_rows(const at::Tensor& t) {
 bool is_by_columns(const at::Tensor& t) { return is_by_rows(t.t()); }
 
 at::Tensor copied_by_rows(const at::Tensor& t) {
-  return t.clone(at::MemoryFormat::Contiguous);  // also when only its address is unsuitable
+  return t.clone(at::MemoryFormat::Contiguous);  // also if only its address is unsuitable
 }
 at::Tensor by_rows(const at::Tensor& t) { return is_by_rows(t) ? t : copied_by_rows(t); }
 
-// Returns `a` itself if kernels can read it by rows or by columns, else a copy. It may be read by
-// columns only if each of `parts` equal parts of its rows begins at an address that kernels can
-// read.
+// Returns `a` itself if kernels can read it by rows or by columns, otherwise a copy. Reading by
+// columns requires that each of `parts` equal parts of its rows begins at an address that kernels
+// can load from.
 at::Tensor left_operand(const at::Tensor& a, int64_t parts) {
   const bool columns_serve = is_aligned(a.size(0) / parts, a);
   if (is_by_rows(a) || (columns_serve && is_by_columns(a))) return a;
@@ -88,7 +88,7 @@ at::Tensor left_operand(const at::Tensor& a, int64_t parts) {
 
 at::Tensor right_operand(const at::Tensor& b) { return is_by_columns(b) ? b : by_rows(b); }
 
-// Answers Python before it starts ranks, whatever the sizes of the products will be.
+// Answers Python before it starts ranks, when the sizes of the products are not known yet.
 std::string why_no_fused_op(c10::Device device, at::ScalarType dtype, int64_t group_size,
                             bool across_hosts) {
   const auto why = why_no_fused(device, dtype, FusedProduct{}, group_size);
@@ -110,7 +110,7 @@ std::string why_no_fused(c10::Device device, at::ScalarType dtype, const FusedPr
                          int64_t group_size) {
   using Ask = std::string(c10::Device, at::ScalarType, const std::string&, int64_t, int64_t,
                           int64_t, int64_t);
-  // The module that has the kernels defines it.
+  // The module with the kernels defines this op.
   const auto ask = c10::Dispatcher::singleton().findSchema({kWhyNot, ""});
   if (!ask) return kNotBuilt;
   return ask->typed<Ask>().call(device, dtype, name_of(product.form), product.m, product.n,
@@ -122,7 +122,7 @@ at::Tensor fused_gather_matmul(const Group& group, const at::Tensor& a, const at
   const bool gathers_a = form == Form::kRows || form == Form::kInnerA;
   const auto& shard = gathers_a ? a : b;
   const auto& other = gathers_a ? b : a;
-  // What is gathered lies by rows. In these two forms it is read transposed, and no kernel reads
+  // The gathered operand is stored by rows. These two forms read it transposed, and no kernel reads
   // both operands transposed.
   const bool transposed = form == Form::kInnerA || form == Form::kColumns;
   const auto whole = transposed             ? by_rows(other)
@@ -137,7 +137,7 @@ at::Tensor fused_gather_matmul(const Group& group, const at::Tensor& a, const at
 
 at::Tensor fused_matmul_sum(const Group& group, const at::Tensor& a, const at::Tensor& b,
                             const FusedSum& how) {
-  if (!how.by_rows) {  // the rows of the transposed product are shared out
+  if (!how.by_rows) {  // splits the rows of the transposed product instead
     const FusedSum transposed{how.everywhere, /*by_rows=*/true, how.deterministic};
     return fused_matmul_sum(group, b.t(), a.t(), transposed).t().contiguous();
   }

@@ -28,7 +28,7 @@ struct BackwardInput {
   std::array<bool, 3> mask;
 };
 
-// A tensor that is whole already, or is being gathered.
+// A tensor that is whole already, or is still being gathered.
 class Gathering {
  public:
   Gathering(const at::Tensor& shard, const Group& axis, int64_t dim) : whole_(shard), dim_(dim) {
@@ -49,11 +49,11 @@ class Gathering {
   int64_t dim_;
 };
 
-// Runs "chunked" where dgrad has a sum over r and wgrad follows: the sum is made while the wgrad
-// product runs (AxoNN's OAR), and x is gathered while the dgrad product runs.
+// Runs "chunked" if dgrad has a sum over r and wgrad follows: the sum runs during the wgrad product
+// (AxoNN's OAR), and x is gathered during the dgrad product.
 LinearGradients overlapped_backward(LinearAxes& axes, const BackwardInput& in) {
   const auto no_peers = Group::alone();
-  // Every rank starts the gathers in this order: what is needed first comes first.
+  // All ranks start the gathers in this order: the tensor that is needed first comes first.
   Gathering dy(in.dy, axes.sharded ? axes.s : no_peers, axes.scatter_dim);
   Gathering weight(in.weight, in.weight_is_full ? no_peers : axes.z, 0);
   Gathering x(in.x, axes.sharded && !in.x_is_full ? axes.r : no_peers, axes.gather_dim);
@@ -65,8 +65,8 @@ LinearGradients overlapped_backward(LinearAxes& axes, const BackwardInput& in) {
                       : start_all_reduce(axes.r, product);
   const auto dweight = multiply(products_of(axes, "mm_wgrad"), full_dy.t(), x.wait(), axes.z,
                                 /*scatter=*/true, 0, Algorithm::kChunked);
-  // A bias gradient of a low-precision dtype is added up in fp32, and rounded once. sync_gradients
-  // adds it up over the other axes.
+  // at::sum accumulates the bias gradient of a low-precision dtype in fp32 and rounds it once.
+  // sync_gradients sums it over the other axes.
   const auto dbias = in.mask[2] ? at::sum(full_dy, 0) : nothing(in.dy);
   dx.wait();
   return {dx.output.to(in.dy.scalar_type()), dweight, dbias};

@@ -1,4 +1,4 @@
-// Computes y = x @ weight.t(), plus the bias, of a Linear of the 3D matmul.
+// Computes y = x @ weight.t(), plus the bias, for a Linear of the 3D matmul.
 #include <ATen/core/Tensor.h>
 
 #include <optional>
@@ -19,8 +19,8 @@ using namespace linear;
 
 constexpr auto kOp = "linear_forward";
 
-// The bias is added after the sum over s, so once. A rank of s may have only a part of the
-// features.
+// Adds the bias after the sum over s, so that it is added only once. A rank of s may hold only a
+// part of the features.
 void add_bias(const LinearAxes& axes, at::Tensor y, const std::optional<at::Tensor>& bias) {
   if (!bias) return;
   const int64_t own = y.size(1);
@@ -31,23 +31,23 @@ LinearOutput composed_forward(LinearAxes& axes, const at::Tensor& x, const at::T
                               const std::optional<at::Tensor>& bias, bool save_input,
                               bool save_weight, AskedAlgorithm how) {
   const auto products = products_of(axes, "mm_forward");
-  // The gather comes first, then a whole product.
+  // Gathers come first, then one whole product.
   const bool apart = how == Algorithm::kSequential;
-  // The weight is gathered on its own where it must be kept, or where something else is gathered or
-  // summed as well; otherwise its rows feed the matmul.
+  // The weight is gathered on its own if it must be kept, or if another tensor is gathered or
+  // summed as well. Otherwise its rows feed the matmul.
   if (!apart && axes.z.size > 1 && !save_weight && !axes.gathers() && axes.s.size == 1) {
     const auto y = feed_rhs(x, weight.t(), 1, axes.z, how);
     add_bias(axes, y, bias);
     return {y, nothing(x), nothing(weight)};
   }
   const auto full_weight = gather(weight, axes.z, 0, how);
-  // The input is gathered on its own where it must be kept, or where the product is summed over s
-  // as well; otherwise its rows feed the matmul.
+  // The input is gathered on its own if it must be kept, or if the product is also summed over s.
+  // Otherwise its rows feed the matmul.
   const bool feed = !apart && axes.gathers() && !save_input && axes.s.size == 1;
   const auto full_x = axes.gathers() && !feed ? gather(x, axes.r, axes.gather_dim, how) : x;
   at::Tensor y;
   if (bias && !feed && axes.s.size == 1 && !axes.device.is_cpu()) {
-    y = products.mm(full_x, full_weight.t(), bias);  // a GPU's matmul adds it on the way out
+    y = products.mm(full_x, full_weight.t(), bias);  // a GPU's matmul adds it in the epilogue
   } else {
     y = feed ? feed_lhs(x, full_weight.t(), axes.gather_dim, axes.r, how)
              : multiply(products, full_x, full_weight.t(), axes.s, axes.sharded, axes.scatter_dim,

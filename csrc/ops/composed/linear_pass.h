@@ -1,8 +1,8 @@
-// Both passes of a Linear begin alike: with their axes, their signature, and the choice of who
-// makes the pass. The legend is in linear_axes.h. "fused" is made by the CPU backend. The other
-// algorithms, and "auto" where an axis shares no memory, are composed of the other ops. So is
-// "fused" on CUDA: a gather that feeds a product, or a reduction that drains it, is fused with it;
-// what is gathered on its own is gathered by c10d.
+// Both passes of a Linear begin in the same way: with their axes, their signature, and the choice
+// of an algorithm. The legend is in linear_axes.h. The CPU backend runs "fused". The other
+// algorithms, and "auto" if an axis shares no memory, are composed of the other ops. So is "fused"
+// on CUDA: a gather that feeds a product, or a reduction that drains it, is fused with it; other
+// gathers are run by c10d.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -26,11 +26,11 @@ LinearAxes resolve_axes(const char* op, const std::vector<std::string>& names,
                         int64_t scatter_dim, const std::string& algorithm, bool deterministic,
                         c10::Device device);
 
-// Checks that the ranks of an axis can share out the rows or features of a sum.
+// Checks that the ranks of an axis can evenly split the rows or features of a sum.
 void check_scatter(const char* op, const char* what, std::array<int64_t, 2> sizes, int64_t dim,
                    int64_t group_size);
 
-// Begins the signature with what both passes have in common.
+// Begins the signature with the options that both passes have in common.
 Signature signature_of(const char* op, const LinearAxes& axes);
 
 // The sizes of the whole tensors that a rank multiplies.
@@ -39,14 +39,14 @@ struct PassSizes {
   int64_t rows, in_features, out_features;
 };
 
-// Returns why "fused" on a GPU cannot make one of the passes, or an empty text if it can. It asks
-// about all products, even about those that the flags of a call leave out.
+// Returns why "fused" on a GPU cannot run one of the passes, or an empty string if it can. It
+// checks all products, even those that the flags of a call leave out.
 std::string why_no_fused_linear(const LinearAxes& axes, const PassSizes& sizes);
 
 // Runs a pass, fused or composed of ops with the given algorithm, once the ranks of `used` agree on
-// it; these are the axes along which the pass moves something. "auto" is measured where the ranks
-// of all axes can agree on it. Elsewhere it is "fused" or, where an axis shares no memory, "auto"
-// of each op.
+// it; these are the axes along which the pass moves data. "auto" is measured if the ranks of all
+// axes can agree on it. Otherwise it means "fused" or, if an axis shares no memory, "auto" for each
+// op.
 template <typename Fused, typename Composed>
 auto choose_and_run(const LinearAxes& axes, std::initializer_list<Group*> used,
                     const PassSizes& sizes, bool is_empty, const Signature& signature,
@@ -54,12 +54,12 @@ auto choose_and_run(const LinearAxes& axes, std::initializer_list<Group*> used,
   if (axes.alone() || (axes.asked == kAuto && axes.all.size == 1)) {
     const auto call = signature.call(axes.can_fuse() ? "fused" : "auto");
     if (axes.can_fuse()) return fused(call);
-    // After that, each op makes its own agreement, too.
+    // Each op then makes its own agreement as well.
     agreed(call, axes.device, used, [] { return true; });
     return composed(kAuto);
   }
-  // The call does not meet: a rank's call ends when its peers along the axes have come, but these
-  // wait for other peers.
+  // The call does not synchronize all ranks: on a rank it ends when its peers along the axes have
+  // come, but ranks that share no axis with it may still be missing.
   const auto why_not = [&] { return why_no_fused_linear(axes, sizes); };
   const CallTraits traits{.device = axes.device,
                           .can_fuse = axes.can_fuse(),

@@ -21,7 +21,7 @@ at::Tensor gather(const at::Tensor& t, Group& axis, int64_t dim, AskedAlgorithm 
 
 ProductChoice products_of(const LinearAxes& axes, const char* name) {
   if (axes.asked != kAuto) return {nullptr, name};
-  if (axes.alone()) return {&axes.r, name};  // each rank has a product of its own
+  if (axes.alone()) return {&axes.r, name};  // one rank, which decides by itself
   return {axes.all.size > 1 ? &axes.all : nullptr, name};
 }
 

@@ -1,5 +1,5 @@
 // The parts of a composed Linear: gathers and products along one axis, with a given algorithm or,
-// for kAuto, with the one that is best for each op.
+// for kAuto, with the best one for each op.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -10,15 +10,15 @@
 
 namespace axonn::ops::linear {
 
-// Gathers a tensor on its own and returns it whole along the axis.
+// Gathers a tensor on its own, not as part of a product, and returns it whole along the axis.
 at::Tensor gather(const at::Tensor& t, Group& axis, int64_t dim, AskedAlgorithm how);
 
-// "auto" also chooses the fastest way to compute a whole product, where the ranks can agree on it.
-// With a named algorithm the product is the library's, so its bits depend on nothing measured.
+// "auto" also chooses the fastest way to compute a whole product, if the ranks can agree on it.
+// With a named algorithm the library computes the product, so its bits depend on no measurement.
 ProductChoice products_of(const LinearAxes& axes, const char* name);
 
 // Returns a @ b, summed over an axis. With `scatter`, each rank gets its share of the sum along
-// `dim`. Only without it can the bits be other than deterministic.
+// `dim`. Without it, the bits may vary from call to call if `deterministic` is false.
 at::Tensor multiply(const ProductChoice& products, const at::Tensor& a, const at::Tensor& b,
                     Group& axis, bool scatter, int64_t dim, AskedAlgorithm how,
                     bool deterministic = true);

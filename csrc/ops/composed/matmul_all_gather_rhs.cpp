@@ -48,7 +48,7 @@ class MatmulAllGatherRhs final : public MatmulOp {
   }
 
   // Cuts columns into chunks: each rank's own columns (gather_dim 1), or all columns (gather_dim 0,
-  // along K). Chunks are sent transposed, which is how a weight.t() lies in memory.
+  // along K). Chunks are sent transposed, because that is how a weight.t() is stored.
   at::Tensor chunked(const Group& group, const MatmulCall& in) const override {
     const int64_t columns = in.b.size(1);
     const int64_t num_blocks = in.dim == 1 ? group.size : 1;

@@ -19,7 +19,7 @@ class MatmulAllReduce final : public MatmulOp {
     check_inner(name, "a.size(1)", in.a.size(1), "b.size(0)", in.b.size(0));
   }
 
-  // The gradients need no collective, so ranks may differ in which of them they need.
+  // The gradients need no collective, so ranks may need different ones of them.
   void sign(Signature& signature, const MatmulCall& in) const override {
     signature.dtype(in.a)
         .option("M", in.a.size(0))
@@ -67,8 +67,8 @@ class MatmulAllReduce final : public MatmulOp {
   }
 
  private:
-  // Returns whether ranks share out rows to add them up. If the group size does not divide the
-  // rows, they share out columns.
+  // Returns whether the ranks split the sum by rows. They split it by columns if the group size
+  // divides the columns but not the rows.
   static bool is_summed_by_rows(int64_t rows, int64_t columns, int64_t group_size) {
     return rows % group_size == 0 || columns % group_size != 0;
   }

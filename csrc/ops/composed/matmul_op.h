@@ -1,6 +1,6 @@
-// The skeleton of the ops that multiply two matrices and gather one of them or sum the product. It
-// checks a call, lets the ranks agree on it, and runs it with one of the algorithms. An op is a
-// class in the file of its name, which has only what is particular to it.
+// The common part of the ops that multiply two matrices and gather one of them or sum the product.
+// It checks a call, makes the ranks agree on it, and runs it with one of the algorithms. Each op is
+// a class in the file of its name, with only the code that is specific to it.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -18,28 +18,28 @@ namespace axonn::ops {
 struct MatmulCall {
   const at::Tensor& a;
   const at::Tensor& b;
-  int64_t dim = 0;            // that is gathered or scattered
-  bool deterministic = true;  // or the bits of an all-reduce may differ from call to call
+  int64_t dim = 0;            // the dim that is gathered or scattered
+  bool deterministic = true;  // false: bits of an all-reduce may differ from call to call
 };
 
 class MatmulOp {
  public:
   using Form = FusedProduct::Form;
 
-  const char *name, *a_name, *b_name;  // of the op and its operands, as in its schema
+  const char *name, *a_name, *b_name;  // names of the op and its operands in the schema
 
-  // Raises for arguments that do not fit, after check_matmul.
+  // Raises if the arguments do not fit. check_matmul has checked them before.
   virtual void check(const MatmulCall& in, int64_t group_size) const = 0;
   // Adds the arguments to the signature of the call.
   virtual void sign(Signature& signature, const MatmulCall& in) const = 0;
-  // Returns whether there is nothing to measure. Reads only what ranks agree on.
+  // Returns whether there is nothing to measure. Reads only values that the ranks agree on.
   virtual bool is_empty(const MatmulCall& in) const = 0;
-  // Returns what CUDA's kernels would compute, from the sizes of a rank's a and b.
+  // Returns the product that the CUDA kernels would compute, given the sizes of a rank's a and b.
   virtual FusedProduct product(at::IntArrayRef a, at::IntArrayRef b, int64_t dim,
                                int64_t group_size) const = 0;
 
-  // The algorithms, for groups of several ranks. "fused" on CPUs makes the ranks agree on `call`
-  // itself. On CUDA it is not asked for products without an element.
+  // The algorithms, for groups of several ranks. On CPUs, "fused" itself makes the ranks agree on
+  // `call`. On CUDA, it is not called with empty operands.
   virtual at::Tensor fused_on_cpu(const Group& group, const comm::CallSignature& call,
                                   const MatmulCall& in) const = 0;
   virtual at::Tensor fused_on_cuda(const Group& group, const MatmulCall& in) const = 0;
@@ -52,27 +52,27 @@ class MatmulOp {
   ~MatmulOp() = default;
 };
 
-// The ops of which a Linear is composed.
+// The ops that a Linear is composed of.
 extern const MatmulOp &kAllGatherMatmul, &kMatmulAllGatherRhs, &kMatmulReduceScatter,
     &kMatmulAllReduce;
 
-// Runs one algorithm ("fused" is CUDA's) in a group whose agreement the caller has made.
+// Runs one algorithm ("fused" is CUDA's). The caller takes care of the group's agreement.
 at::Tensor run_agreed(const MatmulOp& op, const Group& group, const MatmulCall& in, Algorithm how);
 
-// Lets the ranks agree on a call and runs it with the algorithm that was asked for. The caller has
-// checked the arguments, and the group has several ranks.
+// Makes the ranks agree on a call, and runs it with the requested algorithm. The caller has checked
+// the arguments, and the group has several ranks.
 at::Tensor agree_and_run(const MatmulOp& op, Group& group, const MatmulCall& in,
                          AskedAlgorithm asked);
 
-// Makes the whole call, as the op's kernel.
+// Checks and runs the whole call; this is the op's kernel.
 at::Tensor check_and_run(const MatmulOp& op, const MatmulCall& in, const std::string& group_name,
                          int64_t group_size, const std::string& algorithm);
 
-// The object of an op's class.
+// The only object of an op's class.
 template <typename Op>
 inline constexpr Op kInstance;
 
-// The kernel of an op that gathers or scatters a dimension.
+// The kernel of an op that gathers or scatters along a dim.
 template <typename Op>
 at::Tensor run_along_dim(const at::Tensor& a, const at::Tensor& b, int64_t dim,
                          const std::string& group_name, int64_t group_size,

@@ -38,7 +38,7 @@ class MatmulReduceScatter final : public MatmulOp {
 
   bool is_empty(const MatmulCall& in) const override { return in.a.size(0) * in.b.size(1) == 0; }
 
-  // To share out columns, the rows of the transposed product are shared out.
+  // To scatter columns, the kernels scatter the rows of the transposed product.
   FusedProduct product(at::IntArrayRef a, at::IntArrayRef b, int64_t dim,
                        int64_t /*group_size*/) const override {
     return dim == 0 ? FusedProduct{Form::kScatter, a[0], b[1], a[1]}
@@ -81,7 +81,7 @@ class MatmulReduceScatter final : public MatmulOp {
     return output;
   }
 
-  // Cuts the rows into chunks, each of which has every rank's columns.
+  // Cuts the rows into chunks, each with every rank's columns.
   static at::Tensor chunked_over_columns(const Group& group, const at::Tensor& a,
                                          const at::Tensor& b) {
     const int64_t rows = a.size(0), columns = b.size(1) / group.size;

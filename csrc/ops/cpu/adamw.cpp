@@ -15,13 +15,13 @@ namespace axonn::ops::cpu {
 namespace {
 
 constexpr auto kOp = "_adamw_";
-// The elements of which a thread gets some whole multiple. A multiple of the vectors, and of the
-// lines of the caches.
+// Elements are divided between threads in multiples of this number, which is itself a multiple of
+// the vector width and of a cache line.
 constexpr int64_t kTask = 16384;
-// Masters and moments of so many elements do not stay in the caches of a processor, 12 MB.
+// Masters and moments of this many elements, 12 MB, do not stay in a processor's caches.
 constexpr int64_t kPastCaches = int64_t{1} << 20;
 
-// Returns what torch's kernel for this processor does, or that which the environment has chosen.
+// Returns how torch's kernel, for this CPU or as set by ATEN_CPU_CAPABILITY, rounds products.
 kernels::Products products_of_torch() {
   return at::get_cpu_capability().starts_with("AVX") ? kernels::Products::kFused
                                                      : kernels::Products::kRounded;
@@ -38,7 +38,7 @@ void check_like(const char* name, const at::Tensor& t, const at::Tensor& gradien
                     t.device());
 }
 
-// Returns tensors as kernels take them. Raises ValueError or TypeError, which name the tensor.
+// Returns the tensors as kernels take them. Raises ValueError or TypeError, naming the tensor.
 kernels::AdamWRun checked_run(const at::Tensor& gradient, const at::Tensor& master,
                               const at::Tensor& exp_avg, const at::Tensor& exp_avg_sq,
                               const at::Tensor& weight) {
@@ -73,7 +73,7 @@ struct Run {
   int64_t first_task;
 };
 
-// Updates what the tasks [begin, end) of all runs are.
+// Runs the tasks [begin, end), which are numbered across all runs.
 void update(const std::vector<Run>& runs, bool past_caches, int64_t begin, int64_t end) {
   auto it = std::upper_bound(runs.begin(), runs.end(), begin,
                              [](int64_t task, const Run& run) { return task < run.first_task; });

@@ -1,5 +1,5 @@
-// The rows of cross-entropy on the CPU. A row is one thread's, so that no result depends on the
-// number of threads.
+// The rows of cross-entropy on the CPU. One thread computes a whole row, so that no result depends
+// on the number of threads.
 #include "core/numeric/cross_entropy.h"
 
 #include <ATen/Parallel.h>
@@ -16,7 +16,7 @@
 namespace axonn::ops::cpu {
 namespace {
 
-constexpr int64_t kGrain = 32768;  // for fewer logits a thread costs more than it saves
+constexpr int64_t kGrain = 32768;  // with fewer logits, a thread costs more than it saves
 
 // The rows of one rank's logits and their labels.
 struct Rows {

@@ -15,24 +15,24 @@
 namespace axonn::ops::cpu {
 namespace {
 
-// The size of the header before a published shard, which says whether the shard lies column-major;
-// ranks need not agree on that.
+// Size of the header in front of a published shard. It says whether the shard is stored
+// column-major; ranks need not agree on that.
 constexpr int64_t kHeaderBytes = comm::kFlagAlignment;
 
-// Parts of fewer rows are multiplied in one product, whichever ranks they are for. The library
-// packs the other factor anew for each product, which costs as much as the arithmetic of some ten
-// rows; a peer that gets its part a little later seldom has to wait for it.
+// Parts with fewer rows than this are multiplied in one product, whichever ranks they are for. The
+// library packs the other factor anew for each product, which costs as much as the arithmetic of
+// some ten rows. A peer that gets its part a little later seldom has to wait for it.
 constexpr int64_t kRowsWorthAMatmul = 512;
 
-// If a gathered matrix has at most this many bytes, every rank's workspace has room for it, because
-// joining parts pays for small ones.
+// If a gathered matrix has at most this many bytes, every rank's workspace has room for all of it,
+// because joining small parts pays.
 constexpr int64_t kRoomForAll = 4 << 20;
 
 // An all-reduce of at most this many bytes is summed whole by every rank, which saves a round of
-// signals. The number is a guess until it is tuned: so many bytes fit L1 and cost one page fault.
+// signals. The number is a guess until it is tuned: this much fits in L1 and costs one page fault.
 constexpr int64_t kOneShotBytes = 32 << 10;
 
-// Slots start on cache lines of their own, so that no two ranks' data share one.
+// Each slot starts on a cache line of its own, so that no two ranks' data share one.
 int64_t slot_bytes(int64_t numel, const at::TensorOptions& options) {
   const int64_t bytes = numel * static_cast<int64_t>(options.dtype().itemsize());
   return (bytes + comm::kFlagAlignment - 1) / comm::kFlagAlignment * comm::kFlagAlignment;
@@ -167,8 +167,8 @@ const at::Tensor& Gathered::become(at::Tensor whole) {
   return parts_[0];
 }
 
-// If rows are gathered and all shards are row-major, this rank's shard already lies where it
-// belongs.
+// If rows are gathered and all shards are row-major, this rank's shard is already in its
+// place.
 bool Gathered::can_join_in_place() const {
   const auto row_major = [](const at::Tensor& t) { return t.is_contiguous(); };
   return has_room_for_all_ && dim() == 0 && std::all_of(parts_.begin(), parts_.end(), row_major);
@@ -230,8 +230,8 @@ Drained::Drained(FusedCall& call, int64_t rows, int64_t columns, Drain drain,
   set_signals(call.take_signals(layout()));
 }
 
-// If the own rank has a slot, the slots together are the whole matrix; otherwise there is one for
-// each peer, in order of ranks.
+// If this rank has a slot, too, the slots together form the whole matrix. Otherwise there is one
+// slot per peer, in rank order.
 int64_t Drained::slot_offset(int64_t source, int64_t part) const {
   if (has_own_slot()) {
     const auto row_bytes = all_columns().size() * static_cast<int64_t>(output_.element_size());
@@ -251,7 +251,7 @@ at::Tensor Drained::all_slots() {
   return tensor_at(call_.own_data(offset_), {all_rows().size(), all_columns().size()}, options());
 }
 
-// Adds up the slots of a part; all of them must have been waited for.
+// Adds up the slots of a part. The caller has waited for all of them.
 void Drained::reduce(int64_t part, std::byte* destination) {
   std::vector<const std::byte*> sources;
   for (int64_t source = 0; source < call_.size(); ++source) {

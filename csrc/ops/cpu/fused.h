@@ -1,9 +1,9 @@
-// The parts of the fused CPU ops: matrices whose parts lie with the ranks of a group and are read
-// in place, and products that are summed over ranks through staging slots.
+// The building blocks of the fused CPU ops: matrices whose parts are read in place, in the memory
+// of a group's ranks, and products that are summed over ranks through staging slots.
 //
-// An op opens one FusedCall per group. It passes it to the matrices that it gathers (Gathered,
-// which publishes at once) and to the sum into which it drains its product (Drained, which has one
-// slot per part). Workspace and flags are taken in the order of construction, which must be the
+// An op opens one FusedCall per group. It passes the call to the matrices that it gathers
+// (Gathered, which publishes at once) and to the sum that its product drains into (Drained, which
+// has one slot per part). Workspace and flags are taken in order of construction, which must be the
 // same on all ranks. core/symmetric/fused_order.h has the order of waits and signals.
 #pragma once
 
@@ -44,23 +44,23 @@ struct Need {
   int64_t bytes;
 };
 
-// An op calls it before it opens calls on several groups. If one group has too little memory, it
-// throws CallRefused, and all groups count the call as made: they stay usable if all ranks do the
-// same.
+// Call this before opening calls on several groups. If one group has too little memory, it
+// throws CallRefused, and all groups count the call as made: they stay usable if all ranks do
+// the same.
 void check_memory(const comm::CallSignature& signature, std::initializer_list<Need> needs);
 
 // One group's call of a fused op; a group of one rank needs no call.
 class FusedCall {
  public:
-  // `workspace_bytes` is the sum of what the matrices and the sum need.
+  // `workspace_bytes` is the number of bytes that the matrices and the sum need together.
   FusedCall(const Group& group, const comm::CallSignature& signature, int64_t workspace_bytes);
 
   int64_t rank() const { return group_.rank; }
   int64_t size() const { return group_.size; }
   int64_t take_bytes(int64_t bytes);  // returns the offset of these bytes
   Signals take_signals(const comm::SignalLayout& layout);
-  // Compares the call with those of the peers that were not waited for because there was nothing to
-  // read from them.
+  // Also compares the call with peers that were not waited for because there was nothing to read
+  // from them.
   void compare();
   std::byte* own_data(int64_t offset) const { return call_->workspace() + offset; }
   const std::byte* data_of(int64_t rank, int64_t offset) const {
@@ -76,17 +76,17 @@ class FusedCall {
   int64_t next_flag_ = 0;
 };
 
-// A matrix whose parts lie with the ranks of a group, or one that is whole here.
+// A matrix whose parts are spread over the ranks of a group, or one that is whole on this rank.
 class Gathered : public comm::GatheredParts<Signals> {
  public:
-  // Returns the bytes of workspace that a call must have for a shard.
+  // Returns the bytes of workspace that a call needs for a shard.
   static int64_t bytes(const Group& group, const at::Tensor& shard);
 
-  // Publishes this rank's shard, of any strides. Row-major and column-major shards are copied in
-  // one piece, in the layout they have.
+  // Publishes this rank's shard, which may have any strides. Row-major and column-major shards are
+  // copied in one piece and keep their layout.
   Gathered(FusedCall& call, const at::Tensor& shard, int64_t dim);
   explicit Gathered(const at::Tensor& whole);
-  // Gathers if the axis has peers, and takes `t` as whole otherwise, whatever else the call is for.
+  // Gathers `t` if the axis has peers; otherwise takes it as whole, even if the call has peers.
   static Gathered over(const Group& axis, FusedCall& call, const at::Tensor& t, int64_t dim) {
     return axis.size > 1 ? Gathered(call, t, dim) : Gathered(t);
   }
@@ -102,7 +102,7 @@ class Gathered : public comm::GatheredParts<Signals> {
   // Copies the parts into one matrix, which is the only part from then on. It is valid as long as
   // the call.
   const at::Tensor& join();
-  // Returns all of it, to keep.
+  // Returns the whole matrix, in memory that outlives the call.
   at::Tensor take();
 
  private:
@@ -117,17 +117,17 @@ class Gathered : public comm::GatheredParts<Signals> {
   FusedCall* call_ = nullptr;
   int64_t offset_ = 0;
   bool has_room_for_all_ = false;  // in the workspace, from offset_ on, in rank order
-  bool in_workspace_ = false;      // where the parts were joined
+  bool in_workspace_ = false;      // whether the parts were joined there
 };
 
 using comm::Drain;
 using Factor = comm::Factor<Gathered>;
 
-// A sum over ranks. The caller writes every part's slot, by produce(). Slots have the tensor's
-// dtype. Sums are made in rank order in fp32 (fp64 for fp64), so their bits are equal on all ranks.
+// A sum over ranks. The caller writes every part's slot with produce(), in the tensor's dtype. Sums
+// are made in rank order in fp32 (fp64 for fp64), so their bits are equal on all ranks.
 class Drained : public comm::SummedParts<Signals> {
  public:
-  // Returns the bytes of workspace that a call must have for it.
+  // Returns the bytes of workspace that a call needs for the sum.
   static int64_t bytes(const Group& group, int64_t rows, int64_t columns, Drain drain,
                        const at::TensorOptions& options);
 
@@ -139,7 +139,7 @@ class Drained : public comm::SummedParts<Signals> {
   // Returns whether parts are too small to be multiplied one by one; then all slots are one matrix.
   bool in_one_piece() const { return in_one_piece_; }
   at::Tensor all_slots();
-  // Returns the sum, when this rank has computed every part.
+  // Returns the sum. Call it once this rank has computed every part.
   at::Tensor finish();
 
  private:
@@ -156,14 +156,14 @@ class Drained : public comm::SummedParts<Signals> {
   int64_t summed_ = 0;  // of the part that this rank sums for all (all-reduce)
 };
 
-// Computes a @ b into every part of `out`, which the caller then has to finish. Each tile is
-// multiplied as soon as the parts it needs are there. Where the summed dimension comes in parts,
-// products are added up in rank order, in the tensors' dtype. Parts are joined first where that is
-// cheaper, by a rule that depends on sizes alone, and always for bfloat16 and float16 where sums
-// would be rounded.
+// Computes a @ b into every part of `out`, which the caller must then finish. Each tile is
+// multiplied as soon as the parts that it needs have arrived. If the summed dimension comes in
+// parts, products are added in rank order, in the tensors' dtype. Parts are joined first if that is
+// cheaper, by a rule that depends only on sizes, and always for bfloat16 and float16 if partial
+// sums would be rounded.
 void multiply(Drained& out, Factor a, Factor b);
 
-// Returns the whole product, for this rank alone.
+// Returns the whole product, for this rank only.
 at::Tensor multiply(Factor a, Factor b);
 
 }  // namespace axonn::ops::cpu

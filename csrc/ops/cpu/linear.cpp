@@ -1,7 +1,7 @@
-// A Linear of the 3D matmul through shared memory: it multiplies what peers hold in their memory,
-// and drains every product into the slots that peers read. There is one call per axis and pass, and
-// nothing is gathered into a copy unless it is to be kept. core/symmetric/fused_order.h has the
-// order of what follows.
+// A Linear of the 3D matmul through shared memory: it multiplies peers' tensors in their memory,
+// and drains every product into the slots that peers read. There is one call per axis and pass. A
+// tensor is gathered into a copy only if it must be kept, or if product.cpp joins its parts first.
+// core/symmetric/fused_order.h has the order of these steps.
 #include <ATen/ops/cat.h>
 #include <ATen/ops/sum.h>
 
@@ -19,7 +19,7 @@ Drain drain_of(const LinearAxes& axes, int64_t dim) {
   return dim == 0 ? Drain::kScatterRows : Drain::kScatterColumns;
 }
 
-// The gradient of a bias: column sums of dY'. sync_gradients adds it up over the other axes.
+// The gradient of a bias: column sums of the gathered dY. sync_gradients sums it over other axes.
 at::Tensor column_sums(Gathered& dy) {
   const auto type = dy.part(0).scalar_type();
   const auto accumulate = type == at::kDouble ? at::kDouble : at::kFloat;

@@ -1,11 +1,11 @@
-// The products that a gather feeds or a sum drains.
+// Products that a gather feeds or a sum drains.
 #include "ops/cpu/fused.h"
 #include "ops/fused_cpu.h"
 
 namespace axonn::ops::cpu {
 
-// Peers' shards are multiplied in their memory, as soon as they are there; the gathered matrix is
-// never stored.
+// Multiplies peers' shards in their memory, as soon as they are published. The gathered matrix is
+// stored only if product.cpp joins its parts first.
 at::Tensor gather_matmul(const Group& group, const comm::CallSignature& signature,
                          const at::Tensor& a, const at::Tensor& b, bool gathers_a, int64_t dim) {
   const auto& shard = gathers_a ? a : b;
@@ -16,7 +16,7 @@ at::Tensor gather_matmul(const Group& group, const comm::CallSignature& signatur
   return product;
 }
 
-// The product of the block that a peer owns is written straight into the slot that the peer reads.
+// Writes the product of the block that a peer owns straight into the slot that the peer reads.
 at::Tensor matmul_sum(const Group& group, const comm::CallSignature& signature, const at::Tensor& a,
                       const at::Tensor& b, std::optional<int64_t> scatter_dim) {
   const int64_t rows = a.size(0), columns = b.size(1);

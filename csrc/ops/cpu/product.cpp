@@ -1,5 +1,5 @@
-// Products of matrices that may be gathered, into sums that may be drained. This file decides which
-// matrices are copied into one piece first, and multiplies the tiles.
+// Multiplies matrices that may be gathered, into sums that may be drained. This file decides which
+// matrices are first copied into one piece, and multiplies the tiles.
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/addmm_cpu_dispatch.h>
 #include <ATen/ops/as_strided_cpu_dispatch.h>
@@ -16,7 +16,7 @@
 namespace axonn::ops::cpu {
 namespace {
 
-// This makes one dispatcher step, where narrow, narrow and t would make six.
+// Takes one dispatcher step, where narrow, narrow and t would take six.
 at::Tensor block_of(const at::Tensor& t, comm::Range rows, comm::Range columns,
                     bool transposed = false) {
   int64_t sizes[] = {rows.size(), columns.size()};
@@ -29,19 +29,19 @@ at::Tensor block_of(const at::Tensor& t, comm::Range rows, comm::Range columns,
   return at::cpu::as_strided(t, sizes, strides, offset);
 }
 
-// Copies the parts of a factor into one piece where it would cost more to multiply them one by one.
-// For every further part the library packs, or reads and writes, `elements_a_part` elements once
+// Copies the parts of a factor into one piece if it would cost more to multiply them one by one.
+// For each further part the library packs, or reads and writes, `elements_a_part` elements once
 // more.
 void join_if_cheaper(Factor& factor, int64_t elements_a_part) {
-  constexpr int64_t kGain = 2;  // at least: a copy has to wait for the last part
+  constexpr int64_t kGain = 2;  // required at least, because a copy has to wait for the last part
   const int64_t parts = factor.matrix.num_parts();
   const int64_t copied = factor.size(0) * factor.size(1) / parts * (parts - 1);
   if (kGain * copied < (parts - 1) * elements_a_part) factor.matrix.join();
 }
 
 void join_where_it_pays(Factor& a, Factor& b, const at::TensorOptions& options) {
-  // Sums over parts are rounded to the tensors' dtype in between, so parts are joined if the dtype
-  // has less precision than fp32.
+  // Sums over parts are rounded to the tensors' dtype after each part, so parts are joined if that
+  // dtype is less precise than fp32.
   const bool rounds = is_16_bit_float(c10::typeMetaToScalarType(options.dtype()));
   const int64_t rows = a.size(0), inner = a.size(1), columns = b.size(1);
   if (rounds && a.dim() == 1) a.matrix.join();

@@ -8,7 +8,7 @@ at::Tensor reduce_scatter(const Group& group, const comm::CallSignature& signatu
   const int64_t length = input.size(dim) / group.size;
   std::vector<int64_t> block = input.sizes().vec();
   block[dim] = length;
-  constexpr auto how = Drain::kScatterRows;  // of a matrix that has one rank's block in each row
+  constexpr auto how = Drain::kScatterRows;  // of a matrix with one rank's block per row
   const int64_t columns = input.numel() / group.size;
   FusedCall call(group, signature,
                  Drained::bytes(group, group.size, columns, how, input.options()));

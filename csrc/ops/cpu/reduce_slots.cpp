@@ -11,7 +11,7 @@ namespace axonn::ops::cpu {
 
 void reduce_parallel(std::byte* destination, const std::vector<const std::byte*>& sources,
                      int64_t count, c10::ScalarType type, kernels::ReduceOp op) {
-  constexpr int64_t kGrain = 32768;  // for fewer elements a thread costs more than it saves
+  constexpr int64_t kGrain = 32768;  // with fewer elements, a thread costs more than it saves
   const auto dtype = data_type(type);
   at::parallel_for(0, count, kGrain, [&](int64_t begin, int64_t end) {
     const int64_t offset = begin * kernels::size_of(dtype);

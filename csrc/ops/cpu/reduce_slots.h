@@ -1,4 +1,4 @@
-// Sums of slots on all threads of a rank.
+// Sums slots with all threads of a rank.
 #pragma once
 
 #include <c10/core/ScalarType.h>

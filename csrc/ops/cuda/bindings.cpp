@@ -23,7 +23,7 @@ std::string dotted(int major, int minor) {
   return std::to_string(major) + "." + std::to_string(minor);
 }
 
-// Returns what this module was built with, and the version of NCCL that is loaded.
+// Returns how this module was built, and which version of NCCL is loaded.
 pybind11::dict build_info() {
   int nccl = 0;
   const bool known = ncclGetVersion(&nccl) == ncclSuccess;
@@ -37,7 +37,7 @@ pybind11::dict build_info() {
   return info;
 }
 
-// Returns the tiles that GEMMs for sm_90 are chosen from: block, cluster, stages.
+// Returns the tiles that GEMMs for sm_90 choose from: block, cluster, stages.
 pybind11::list gemm_candidates_sm90() {
   pybind11::list result;
   for (const auto& config :

@@ -26,7 +26,7 @@ using kernels::cuda::CallOrder;
 using kernels::cuda::NcclChunks;
 
 // Returns whether the group's ranks run under one kernel of the operating system, even if in
-// containers.
+// different containers.
 bool is_on_one_host(const c10d::ProcessGroup& group, const CallGroup& call,
                     const std::string& prefix) {
   std::string boot;
@@ -46,7 +46,7 @@ void check_transport(const char* op, const CallGroup& group) {
   TORCH_CHECK_VALUE(group.free_sms >= 0, op, ": free_sms must be at least 0, got ", group.free_sms);
 }
 
-// A first call allocates, and agrees with peers, which a graph cannot capture.
+// A first call allocates memory and exchanges data with peers, which a graph cannot capture.
 void check_may_begin(const char* op, const CallGroup& group) {
   TORCH_CHECK(!is_capturing(), op, ": the first call of group '", group.name,
               "' cannot be captured into a graph; make the call once before capturing it");
@@ -58,9 +58,9 @@ class Registry {
     const std::lock_guard lock(mutex_);
     const auto group = c10d::resolve_process_group(call.name);
     Entry& entry = entries_[{call.name, call.device.index()}];
-    // c10d may give a name again once its group is destroyed.
+    // c10d may reuse a name after its group was destroyed.
     if (entry.prefix.empty() || entry.owner.lock() != group) {
-      const int64_t number = numbers_[call.name]++;  // all ranks come here equally often
+      const int64_t number = numbers_[call.name]++;  // all ranks get here equally often
       entry = {};
       entry.owner = c10::weak_intrusive_ptr<c10d::ProcessGroup>(group);
       entry.prefix = "axonn_ext/" + call.name + "/" + std::to_string(number);
@@ -101,14 +101,14 @@ class Registry {
   struct Entry {
     c10::weak_intrusive_ptr<c10d::ProcessGroup> owner =
         c10::weak_intrusive_ptr<c10d::ProcessGroup>(c10::intrusive_ptr<c10d::ProcessGroup>());
-    std::string prefix;  // of what its ranks write into the store
+    std::string prefix;  // of the keys that its ranks write into the store
     std::optional<bool> on_one_host;
     std::unique_ptr<SymmetricWorkspace> symmetric;
-    std::map<int64_t, std::unique_ptr<NcclWorkspace>> nccl;  // by the SMs left to NCCL
+    std::map<int64_t, std::unique_ptr<NcclWorkspace>> nccl;  // by number of SMs left to NCCL
   };
 
-  // c10d may have destroyed the group, or given its name to another one, while objects of Python
-  // still hold it.
+  // c10d may have destroyed the group, or given its name to another one, while Python objects still
+  // hold it.
   static bool is_registered(const std::string& name, const Entry& entry) {
     const auto owner = entry.owner.lock();
     if (owner == nullptr) return false;

@@ -45,9 +45,9 @@ void check_pair(const char* op, const at::Tensor& output, const at::Tensor& inpu
                     ", expected a ratio of ", output_parts, " to ", input_parts);
 }
 
-// A call under way. It keeps its tensors until the stream that issued the call was made to wait. If
+// A call under way. It keeps its tensors until the stream that issued it has been made to wait. If
 // that never happens, or if another stream waits, it tells the allocator which stream still uses
-// them. It also keeps the grid, which owns that stream.
+// them. It also keeps the grid alive, which owns that stream.
 class Work {
  public:
   Work(std::shared_ptr<comm::CommunicatorGrid> grid, comm::PendingCall call,
@@ -144,8 +144,8 @@ std::shared_ptr<comm::CommunicatorGrid> make_grid(
   }
   // Every rank makes its grids in the same order, so the counts agree and each key is used once.
   const int64_t instance = store->add("axonn/nccl/grids/" + std::to_string(group->getRank()), 1);
-  // The grid's end joins the watching thread and communicates through NCCL, so it runs without the
-  // GIL.
+  // Destroying the grid joins the watching thread and aborts NCCL communicators, so it runs without
+  // the GIL.
   const auto end = [](comm::CommunicatorGrid* grid) {
     std::optional<py::gil_scoped_release> no_gil;
     if (PyGILState_Check() != 0) no_gil.emplace();

@@ -1,4 +1,4 @@
-// The rows of cross-entropy on GPUs.
+// The row kernels of cross-entropy on GPUs.
 #include "core/cuda/cross_entropy.h"
 
 #include <ATen/core/Tensor.h>

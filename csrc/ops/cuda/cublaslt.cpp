@@ -1,10 +1,10 @@
-// Computes products by single algorithms of cuBLASLt, for ops/tuning/product.h. torch runs the
-// algorithm that cuBLASLt's heuristic ranks first; one that it ranks lower may be faster when it is
+// Computes products with single algorithms of cuBLASLt, for ops/tuning/product.h. torch runs the
+// algorithm that cuBLASLt's heuristic ranks first; a lower-ranked one may be faster when it is
 // measured.
 //
-// An algorithm is named by its configuration and looked up, by that name, in the heuristic's list
-// for the operands at hand. Nothing is rebuilt from the numbers of the name, and a name that
-// another version of the library does not have is not found. A list is asked for once per kind of
+// An algorithm is named by its configuration, and is looked up by that name in the heuristic's list
+// for the operands at hand. Nothing is rebuilt from the numbers in the name, and a name that
+// another version of the library does not have is not found. The list is requested once per kind of
 // operands.
 #include <ATen/Context.h>
 #include <ATen/cuda/CUDAContextLight.h>
@@ -33,12 +33,12 @@ namespace {
 constexpr auto kOp = "_mm_cublaslt";
 
 // The first kOffered algorithms of the heuristic's list are measured, and a name is looked up among
-// the first kListed. Operands with other leading dimensions than the measured ones have the same
+// the first kListed. Operands whose leading dimensions differ from the measured ones have the same
 // algorithms in another order.
 constexpr int kOffered = 6;
 constexpr int kListed = 32;
 
-// torch tells the heuristic at most this alignment.
+// The largest alignment that torch reports to the heuristic.
 constexpr uint32_t kMaxAlignment = 256;
 
 void check(cublasStatus_t status, const char* what) {
@@ -70,7 +70,7 @@ uint32_t alignment_of(const at::Tensor& t) {
   return static_cast<uint32_t>(std::min<uintptr_t>(address & (~address + 1), kMaxAlignment));
 }
 
-// Everything that decides which algorithms there are. The row-major a [M, K] @ b [K, N] is the
+// Everything that determines which algorithms exist. The row-major a [M, K] @ b [K, N] is the
 // column-major (b.t() @ a.t()), so cuBLAS's A is b and its B is a.
 struct Problem {
   int64_t m, n, k;
@@ -108,8 +108,8 @@ bool may_split_k(at::ScalarType dtype) {
   return true;
 }
 
-// Returns nothing for products that are not supported: other dtypes, empty operands, gaps within
-// rows and columns.
+// Returns nothing for unsupported products: other dtypes, empty operands, a bias with gaps, or a
+// matrix with gaps in both its rows and its columns.
 std::optional<Problem> problem_of(const at::Tensor& a, const at::Tensor& b,
                                   const std::optional<at::Tensor>& bias) {
   const auto dtype = a.scalar_type();
@@ -137,8 +137,8 @@ std::optional<Problem> problem_of(const at::Tensor& a, const at::Tensor& b,
                  .device = a.device().index()};
 }
 
-// cuBLASLt's descriptions of a problem. They are on the stack, which its *Init functions are for,
-// and own nothing. Each call needs its own, because the bias's address is part of them.
+// cuBLASLt's descriptors of a problem. They live on the stack, as its *Init functions allow, and
+// own nothing. Each call needs its own, because they contain the address of the bias.
 class Descriptors {
  public:
   Descriptors(const Problem& p, const void* bias) {
@@ -164,7 +164,7 @@ class Descriptors {
         cublasLtMatmulDescSetAttribute(&operation, attribute, &value, sizeof(value)));
   }
 
-  // Describes a column-major matrix with so many rows and columns before it is transposed.
+  // Describes a column-major matrix; `rows` and `columns` are its sizes after it is transposed.
   static void init(cublasLtMatrixLayoutOpaque_t& layout, cudaDataType_t dtype, int64_t rows,
                    int64_t columns, const Stored& matrix) {
     if (matrix.transposed) std::swap(rows, columns);
@@ -230,8 +230,8 @@ class Preference {
   }
 };
 
-// Returns the heuristic's list, in which the fastest by its model comes first. Of equal names it
-// keeps the first.
+// Returns the heuristic's list, which begins with the fastest algorithm by its model. If a name
+// appears twice, the first one is kept.
 std::vector<Algorithm> ask_heuristic(const Problem& p, const void* bias) {
   Descriptors descriptors(p, bias);
   Preference preference(p);
@@ -255,7 +255,7 @@ std::vector<Algorithm> ask_heuristic(const Problem& p, const void* bias) {
   return list;
 }
 
-// Keeps one list for each kind of operands, forever, so the contents of a list do not move.
+// Keeps one list for each kind of operands, forever, so that references to a list stay valid.
 class Lists {
  public:
   const std::vector<Algorithm>& get(const Problem& p, const void* bias) {
@@ -304,8 +304,8 @@ std::vector<at::Tensor> mm_cublaslt(const at::Tensor& a, const at::Tensor& b,
   if (found == list.end()) return {};
 
   auto output = at::empty({problem->m, problem->n}, a.options());
-  // This memory is of the current stream, and so of a graph's pool while that is captured. It may
-  // be given back as soon as the call is enqueued.
+  // This memory belongs to the current stream, or to the graph's pool during a capture. So it may
+  // be freed as soon as the call is enqueued.
   const auto workspace =
       at::empty({static_cast<int64_t>(found->workspace_bytes)}, a.options().dtype(at::kByte));
   Descriptors descriptors(*problem, address_of(bias));

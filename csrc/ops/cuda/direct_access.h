@@ -1,4 +1,4 @@
-// Whether GPUs reach each other's memory. It needs nothing of CUDA, so tests run it without a GPU.
+// Checks whether GPUs reach each other's memory. It needs no CUDA, so tests run it without a GPU.
 #pragma once
 
 #include <c10/util/Exception.h>
@@ -9,7 +9,7 @@
 namespace axonn::ops::cuda {
 
 // Returns whether all ranks map each other's memory. Raises NotImplementedError for kinds of
-// symmetric memory that do not tell; torch throws "NYI" there, which would be a RuntimeError.
+// symmetric memory that cannot tell; torch throws "NYI" there, which would be a RuntimeError.
 inline bool reaches_all_peers(const char* op, const std::string& group_name,
                               c10d::symmetric_memory::SymmetricMemory& handle) {
   try {

@@ -1,6 +1,6 @@
-// Runs one rank of several whose peers' shards lie in pinned host memory: the copy engine pulls
-// them over PCIe while the GEMM runs. This is a real link of known speed, on which overlap can be
-// measured with one GPU.
+// Runs one rank of several. The shards of its peers lie in pinned host memory, from which the copy
+// engine pulls them over PCIe while the GEMM runs. This is a real link of known speed, so overlap
+// can be measured with one GPU.
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
 #include <c10/cuda/CUDAGuard.h>
@@ -52,8 +52,8 @@ class EmulatedLink {
     set_own_pad(peers_, pad_.mutable_data_ptr());
   }
 
-  // shards[0] is this rank's, on the device; the others are in pinned memory. Returns cat(shards) @
-  // b.
+  // shards[0] is this rank's shard, on the device; the others are in pinned memory. Returns
+  // cat(shards) @ b.
   at::Tensor all_gather_matmul(const std::vector<at::Tensor>& shards, const at::Tensor& b) {
     TORCH_CHECK_VALUE(static_cast<int32_t>(shards.size()) == peers_.num_ranks, kLink,
                       ": shards must be ", peers_.num_ranks, ", got ", shards.size());
@@ -94,8 +94,8 @@ class EmulatedLink {
 };
 
 // Returns a @ b, computed by the fused kernel. With wait_chunks, A's rows are treated as the shards
-// of four ranks, of that many chunks each, whose flags are all set: they are zeros in `pad`, at
-// epoch 0. This shows what waiting costs where there is nothing to wait for. `tile` names the tile,
+// of four ranks with that many chunks each, whose flags are all set: they are zeros in `pad`, at
+// epoch 0. This shows the cost of waiting when everything is there already. `tile` names the tile,
 // like "128x256"; if it is empty, the one with the least modelled time is used.
 at::Tensor gemm(const at::Tensor& a, const at::Tensor& b, const std::optional<at::Tensor>& bias,
                 const std::optional<at::Tensor>& residual, int64_t wait_chunks,
@@ -128,8 +128,8 @@ at::Tensor gemm(const at::Tensor& a, const at::Tensor& b, const std::optional<at
   return output;
 }
 
-// Returns the tiles that `gemm` may be asked for, and the modelled microseconds of a @ b on each.
-// Without a tile it takes the first one that has the least.
+// Returns the tiles that `gemm` accepts, with the modelled microseconds of a @ b on each. If no
+// tile is given, `gemm` takes the first of those with the least time.
 std::vector<std::pair<std::string, double>> gemm_tiles(const at::Tensor& a, const at::Tensor& b) {
   std::vector<std::pair<std::string, double>> tiles;
   for (const auto& [config, us] :

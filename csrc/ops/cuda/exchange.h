@@ -1,5 +1,5 @@
-// Lets the ranks of a process group tell each other what they need before their first fused call on
-// GPUs.
+// Lets the ranks of a process group exchange the values that they need before their first fused
+// call on GPUs.
 #pragma once
 
 #include <chrono>
@@ -13,9 +13,9 @@
 
 namespace axonn::ops::cuda {
 
-// Returns every rank's value of `what`, by rank, through the group's store; collective. `name` is
-// the group's c10d name, and `prefix` begins the keys in the store. Throws CommunicationError if a
-// rank does not come within the timeout.
+// Exchanges the ranks' values of `what` through the group's store, and returns them by rank;
+// collective. `name` is the group's c10d name, and `prefix` begins the keys in the store. Throws
+// CommunicationError if a rank does not come within the timeout.
 inline std::vector<std::string> exchange(const c10d::ProcessGroup& group, const std::string& name,
                                          const std::string& prefix, const std::string& what,
                                          const std::string& value, double timeout_seconds) {

@@ -23,8 +23,8 @@ class FailureWatch {
     states_.emplace_back(std::move(state), std::move(group));
     if (thread_.joinable()) return;
     thread_ = std::thread([this] { watch(); });
-    // This is registered after CUDA's own handler, so it runs before that one, which frees the
-    // memory.
+    // This is registered after CUDA's own exit handler, which frees the memory, so it runs before
+    // that one.
     std::atexit([] { failure_watch().stop(); });
   }
 
@@ -48,7 +48,7 @@ class FailureWatch {
     while (!stopped_.wait_for(lock, std::chrono::milliseconds(100), [this] { return stops_; })) {
       std::erase_if(states_, [](const auto& item) { return report(*item.first, item.second); });
     }
-    // A process whose context is lost often ends before the next look, so this looks once more.
+    // A process whose context is lost often ends before the next look, so look once more.
     for (const auto& [state, group] : states_) report(*state, group);
   }
 

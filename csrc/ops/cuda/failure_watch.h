@@ -1,5 +1,5 @@
-// Reports on stderr which wait a kernel gave up. The errors that CUDA then raises, from whatever
-// call comes next, do not say so.
+// Reports on stderr which wait a kernel gave up. CUDA's own error, raised by whichever call comes
+// next, does not say so.
 #pragma once
 
 #include <memory>
@@ -9,7 +9,7 @@
 
 namespace axonn::ops::cuda {
 
-// From now on, reports failures that `state` records of calls of `group`.
+// From now on, reports the failures that `state` records for calls of `group`.
 void watch_for_failure(std::shared_ptr<const kernels::cuda::PinnedState> state, std::string group);
 
 }  // namespace axonn::ops::cuda

@@ -55,8 +55,8 @@ void set_b(const char* op, FusedGemm& gemm, const at::Tensor& b) {
   gemm.ldb = layout.leading;
 }
 
-// Raises NotImplementedError for what the kernels cannot compute; the other algorithms can compute
-// it.
+// Raises NotImplementedError for products that the kernels cannot compute; the other algorithms can
+// compute them.
 void require_supported(const char* op, const FusedGemm& gemm, c10::Device device) {
   const char* why = gemm_backend(op, device).why_unsupported(gemm);
   TORCH_CHECK_NOT_IMPLEMENTED(why == nullptr, op, ": the fused kernels cannot do this: ", why,
@@ -64,7 +64,7 @@ void require_supported(const char* op, const FusedGemm& gemm, c10::Device device
 }
 
 // Turns the kernels' std::invalid_argument into NotImplementedError, because the other algorithms
-// can compute it.
+// can compute the product.
 template <typename Call>
 void enqueue(const char* op, Call&& call) {
   try {
@@ -75,8 +75,8 @@ void enqueue(const char* op, Call&& call) {
   }
 }
 
-// Returns whether an all-reduce is added up in the switch, if it can be. Otherwise the GEMM has all
-// SMs, and its tile must be chosen for them.
+// Returns whether the switch adds up an all-reduce, provided that it can. Otherwise the GEMM has
+// all SMs, and its tile must be chosen for them.
 bool may_add_in_switch(const char* op, const FusedGemm& gemm, const AskedSumBroadcast& asked,
                        int32_t num_ranks, c10::Device device) {
   if (asked.way) return *asked.way == SumBroadcast::kSwitch;

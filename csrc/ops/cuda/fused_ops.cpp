@@ -9,7 +9,7 @@
 namespace axonn::ops::cuda {
 namespace {
 
-// Binds a prepared product to the tensors that it multiplies.
+// Wraps a prepared product as the call that a workspace runs.
 template <typename Product>
 PreparedCall prepared(const char* op, const Product& product, const at::TensorOptions& options) {
   return {product.workspace_bytes,
@@ -41,7 +41,7 @@ at::Tensor matmul_sum(const at::Tensor& a, const at::Tensor& b, bool everywhere,
   const char* op = everywhere ? "matmul_all_reduce" : "matmul_reduce_scatter";
   const auto way = named_sum_broadcast(op, sum_broadcast);
   (void)gemm_backend(op, a.device());  // raises before ranks meet
-  // Rows that leave are stored in the memory of peers, so the transport is the copy engine's.
+  // Rows that leave are stored in peers' memory, so the transport is the copy engine's.
   return call_fused(op,
                     {group_name, group_size, a.device(), timeout_seconds, "copy_engine", 0,
                      free_sms, graphs_in_turn},

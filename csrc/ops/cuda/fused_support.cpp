@@ -1,4 +1,4 @@
-// Answers by sizes alone, before any rank is asked, which products the fused kernels compute.
+// Tells from sizes, before any rank is asked, which products the fused kernels compute.
 #include <c10/core/Device.h>
 #include <torch/library.h>
 
@@ -20,15 +20,15 @@ using kernels::cuda::GemmBackend;
 
 constexpr auto kOp = "_why_no_fused";
 
-// The layouts that operands may have: what is gathered lies by rows, and the other operand is
+// The layouts that operands may have. The gathered operand is stored by rows, and the other one is
 // copied if needed.
 struct Layouts {
   std::vector<bool> a_transposed{false, true};
   std::vector<bool> b_transposed{false, true};
 };
 
-// If no layout is supported, returns the reason for the first one that is tried; else an empty
-// text.
+// Returns an empty string if a layout is supported, otherwise the reason given for the first layout
+// that is tried.
 std::string why_no_layout(const GemmBackend& backend, FusedGemm gemm, const Layouts& layouts) {
   std::string first;
   for (const bool a_transposed : layouts.a_transposed) {

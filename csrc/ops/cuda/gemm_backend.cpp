@@ -26,7 +26,7 @@ int attribute(cudaDeviceAttr name, c10::Device device) {
   return value;
 }
 
-// The module of the architecture registers it; that module may not be built.
+// The module for the architecture registers this op; it may not be built.
 std::optional<c10::OperatorHandle> find_cutlass() {
   return c10::Dispatcher::singleton().findSchema({"axonn::_gemm_backend_sm90", ""});
 }
@@ -44,7 +44,7 @@ GemmSources sources_for(c10::Device device) {
           .has_triton = has_triton_gemms()};
 }
 
-// The backends of devices whose kernels are loaded. Every call looks here several times.
+// The backends of devices whose kernels are loaded. Every call looks them up several times.
 class LoadedBackends {
  public:
   const GemmBackend* find(c10::Device device) {

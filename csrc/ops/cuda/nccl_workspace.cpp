@@ -30,8 +30,8 @@ NcclWorkspace::NcclWorkspace(const c10d::ProcessGroup& group, std::string group_
   peers_.limit.rank = peers_.rank;
 }
 
-// Each rank does this alone, because flags and epochs are its own. If this rank has no memory left,
-// its peers make the call nevertheless.
+// Ranks do this independently, because no peer maps their flags and epochs. If this rank has no
+// memory left, its peers make the call nevertheless, so its transport gives up.
 void NcclWorkspace::grow(const char* op, int64_t size, bool keep) {
   (void)op;
   at::Tensor memory;

@@ -1,4 +1,4 @@
-// A rank's workspace that no peer has mapped. NCCL brings the rows of gathers, also from other
+// A workspace that no peer has mapped. NCCL delivers the rows of gathers, also from other
 // hosts.
 #pragma once
 
@@ -14,7 +14,7 @@ namespace axonn::ops::cuda {
 class NcclWorkspace : public Workspace {
  public:
   // Collective. `name` identifies the group in this call and in no other call of this constructor.
-  // `sms` is what a GEMM leaves to NCCL, at least NcclChunks::kMostCtas.
+  // `sms` is the number of SMs that a GEMM leaves to NCCL, at least NcclChunks::kMostCtas.
   NcclWorkspace(const c10d::ProcessGroup& group, std::string group_name, const std::string& name,
                 c10::Device device, double timeout_seconds, int64_t sms,
                 kernels::cuda::CallOrder& order);

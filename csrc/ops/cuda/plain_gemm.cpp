@@ -1,4 +1,4 @@
-// The GEMM of sm_90 without any communication, as a way to compute a product for
+// Offers the GEMM of sm_90, without any communication, as a way to compute a product for
 // ops/tuning/product.h.
 #include <ATen/ops/empty.h>
 #include <c10/cuda/CUDAGuard.h>

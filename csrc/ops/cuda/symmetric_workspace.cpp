@@ -19,7 +19,7 @@ namespace {
 
 namespace symm_mem = c10d::symmetric_memory;
 
-// Returns how many of the group's ranks share this rank's GPU, itself included.
+// Returns how many of the group's ranks share this rank's GPU, including this one.
 int64_t count_ranks_on_device(const c10d::ProcessGroup& group, const std::string& name,
                               const std::string& prefix, c10::DeviceIndex device,
                               double timeout_seconds) {
@@ -70,8 +70,8 @@ std::vector<std::string> SymmetricWorkspace::tell(const std::string& what,
                   timeout_seconds_);
 }
 
-// Ranks agree before the rendezvous of torch, in which a rank without memory would leave the others
-// until the store's timeout.
+// The ranks agree before torch's rendezvous, in which a rank without memory would keep the others
+// waiting until the store's timeout.
 at::Tensor SymmetricWorkspace::allocate(const char* op, int64_t size) const {
   at::Tensor memory;
   std::string problem;
@@ -120,7 +120,7 @@ void SymmetricWorkspace::set_peers(const char* op, symm_mem::SymmetricMemory& ha
     peers_.workspaces[rank] = static_cast<char*>(buffers[rank]) + kFrontBytes;
   }
   // This is another address of the same memory. It takes no memory of its own, and is valid as long
-  // as the handle.
+  // as the handle is.
   const auto multicast = handle.has_multicast_support() ? handle.get_multicast_ptr() : nullptr;
   peers_.multicast = multicast != nullptr ? static_cast<char*>(multicast) + kFrontBytes : nullptr;
   kernels::cuda::set_own_pad(peers_, buffers[static_cast<size_t>(peers_.rank)]);

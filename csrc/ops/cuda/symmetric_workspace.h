@@ -1,4 +1,4 @@
-// A rank's workspace that its peers have mapped: torch's symmetric memory.
+// A workspace in torch's symmetric memory, which the rank's peers have mapped.
 #pragma once
 
 #include <string>
@@ -13,14 +13,14 @@ namespace axonn::ops::cuda {
 
 class SymmetricWorkspace : public Workspace {
  public:
-  // Construction is collective, and so is growth. `name` begins the keys of what the group's ranks
-  // write into their store.
+  // Construction and growth are collective. `name` begins the keys that the group's ranks write
+  // into their store.
   SymmetricWorkspace(const c10d::ProcessGroup& group, std::string group_name,
                      const std::string& name, c10::Device device, double timeout_seconds,
                      kernels::cuda::CallOrder& order);
 
-  // Processes that share a GPU take turns on it, each with all of its SMs. Copies within the GPU
-  // may be done by kernels, for which a grid that waits must leave room.
+  // Processes that share a GPU take turns on it, each with all of its SMs. Kernels may copy data
+  // within the GPU, so a grid that waits must leave SMs for them.
   kernels::Residency residency() const override {
     return {.ranks_per_device = 1, .producer_ctas = ranks_on_device_ > 1 ? 2 : 0};
   }
@@ -34,7 +34,7 @@ class SymmetricWorkspace : public Workspace {
   // Returns memory with a clear front. If some rank cannot get it, all ranks raise its error.
   at::Tensor allocate(const char* op, int64_t size) const;
   void set_peers(const char* op, c10d::symmetric_memory::SymmetricMemory& handle);
-  // Finds out which peers' flags the queue of a stream can write; collective.
+  // Finds out which peers' flags a stream's queue can write; collective.
   void probe_writes();
 
   using Handle = c10::intrusive_ptr<c10d::symmetric_memory::SymmetricMemory>;

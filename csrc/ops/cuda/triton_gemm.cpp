@@ -21,7 +21,7 @@ using kernels::cuda::Departures;
 using kernels::cuda::FusedGemm;
 using kernels::cuda::GemmBackend;
 
-// Sizes, and the edges of tiles behind them, are numbers of 32 bits in the kernels.
+// Kernels hold sizes, and the tile edges that lie beyond them, in 32 bits.
 constexpr int64_t kMaxSize = (int64_t{1} << 31) - 1024;
 
 using Gather = void(const at::Tensor&, const at::Tensor&, const at::Tensor&, const std::string&,
@@ -30,7 +30,7 @@ using Gather = void(const at::Tensor&, const at::Tensor&, const at::Tensor&, con
 using Scatter = void(const at::Tensor&, const at::Tensor&, int64_t, int64_t, at::IntArrayRef,
                      at::IntArrayRef, int64_t, int64_t, int64_t);
 
-// The signature is checked against the schema.
+// typed() checks this signature against the schema.
 const auto& gather_op() {
   static const auto op = c10::Dispatcher::singleton()
                              .findSchemaOrThrow("axonn::_fused_gather_triton", "")
@@ -47,7 +47,7 @@ const auto& scatter_op() {
 
 int64_t address(const void* pointer) { return reinterpret_cast<int64_t>(pointer); }
 
-// Returns a view of memory of the current device, which outlives the launch.
+// Returns a view of memory on the current device. The memory must outlive the launch.
 at::Tensor matrix(const void* data, int64_t rows, int64_t columns, bool transposed, int64_t leading,
                   kernels::DataType dtype) {
   const c10::Device device(c10::kCUDA, c10::cuda::current_device());
@@ -67,7 +67,7 @@ std::string name_of(const FusedGemm& gemm) {
       return "rows";
     case Arriving::kColumns:
       return "columns";
-    default:  // of whichever operand
+    default:  // of either operand
       return "inner";
   }
 }
@@ -110,10 +110,10 @@ cudaError_t launch(const FusedGemm& gemm, const LaunchConfig& config, cudaStream
                      address(from.epoch), address(from.limit.failure),
                      static_cast<int64_t>(from.limit.budget_ns), config.num_ctas);
   }
-  return cudaSuccess;  // Python raises what Triton's launcher reports
+  return cudaSuccess;  // Python raises the errors that Triton's launcher reports
 }
 
-cudaError_t load() { return cudaSuccess; }  // a kernel is compiled for what is asked
+cudaError_t load() { return cudaSuccess; }  // a kernel is compiled when it is first launched
 
 }  // namespace
 

@@ -5,13 +5,13 @@
 
 namespace axonn::ops::cuda {
 
-// Returns whether Python has registered them, as it does where triton is installed.
+// Returns whether Python has registered them, as it does if triton is installed.
 bool has_triton_gemms();
 
-// Of a launch's config, only num_ctas is read: Python chooses the tiles. A launch compiles what was
-// not launched before, which takes seconds, and loads it. That may wait for kernels that run on the
-// device. It ends nevertheless, since what those wait for does not depend on a launch: the peers'
-// calls before this one, and pushes that come in front of the launch.
+// Only num_ctas of a launch's config is read: Python chooses the tiles. The first launch of a
+// kernel compiles it, which takes seconds, and loads it. Loading may wait for kernels that run on
+// the device. That wait ends, because those kernels wait for nothing behind this launch: only for
+// the peers' earlier calls, and for pushes that come before the launch.
 const kernels::cuda::GemmBackend& triton_gemms();
 
 }  // namespace axonn::ops::cuda

@@ -30,9 +30,9 @@ using kernels::cuda::PinnedState;
 
 constexpr auto kOp = "VirtualRanks";
 
-// Each virtual rank has a workspace, flags, streams, and an equal share of the SMs. One SM of the
-// share is left to the small kernels that others wait for. What the ranks enqueue runs side by
-// side, so waits, flags and deadlocks are those of real ranks; links are not.
+// Each virtual rank has a workspace, flags, streams, and an equal share of the SMs, one of which is
+// left to the small kernels that others wait for. The work of the ranks runs side by side, so
+// waits, flags and deadlocks are those of real ranks; links are not.
 class VirtualRanks {
  public:
   VirtualRanks(int64_t num_ranks, int64_t workspace_bytes, double timeout_seconds, int64_t device)
@@ -90,8 +90,8 @@ class VirtualRanks {
     });
   }
 
-  // Returns rank, peer, chunk, epoch waited for and epoch seen of the wait that failed, or None if
-  // nothing has failed so far. It is meant to be asked after an error of CUDA.
+  // Returns (rank, peer, chunk, epoch waited for, epoch seen) of the wait that failed, or None if
+  // nothing has failed so far. Meant to be called after a CUDA error.
   pybind11::object failure() const {
     for (const auto& pinned : pinned_) {
       const auto& record = pinned->failure();
@@ -102,9 +102,9 @@ class VirtualRanks {
     return pybind11::none();
   }
 
-  // From here on, each rank goes from call to call on its own: a call starts on a rank when the
-  // rank has ended the call before, whatever the others do, plus a random delay of up to
-  // `max_delay_cycles`. Results may be read after join(), and operands and results must live until
+  // From here on, each rank goes from call to call on its own: it starts a call when it has ended
+  // the previous one, whatever the other ranks do, plus a random delay of up to
+  // `max_delay_cycles`. Results may be read after join(); operands and results must live until
   // then.
   void run_apart(int64_t max_delay_cycles, int64_t seed) {
     apart_ = true;
@@ -113,8 +113,8 @@ class VirtualRanks {
     join_with_current(/*wait=*/false);
   }
 
-  // Makes the current stream wait for all ranks, and from now on the ranks for the current stream
-  // before each call, as at first.
+  // Makes the current stream wait for all ranks. From now on, the ranks wait again for the current
+  // stream before each call, as they did at first.
   void join() {
     apart_ = false;
     join_with_current(/*wait=*/true);
@@ -145,7 +145,7 @@ class VirtualRanks {
     }
   }
 
-  // Makes the current stream wait for the ranks if `wait`, else the ranks for the current stream.
+  // If `wait`, makes the current stream wait for the ranks; otherwise makes the ranks wait for it.
   void join_with_current(bool wait) {
     const c10::cuda::CUDAGuard guard(device_);
     const auto current = c10::cuda::getCurrentCUDAStream().stream();
@@ -158,7 +158,7 @@ class VirtualRanks {
     }
   }
 
-  // Returns the order in which the ranks' calls are enqueued, which is random where they run apart.
+  // Returns the order in which the ranks' calls are enqueued; it is random if they run apart.
   std::vector<size_t> order() {
     std::vector<size_t> result(ranks_.size());
     std::iota(result.begin(), result.end(), size_t{0});
@@ -173,8 +173,8 @@ class VirtualRanks {
   }
 
   // Enqueues each rank's call on its streams. Unless ranks run apart, the calls come after the
-  // current stream's work so far and before its later work. Ranks that are absent do nothing, and
-  // have no result.
+  // current stream's work so far and before its later work. Absent ranks do nothing and have no
+  // result.
   template <typename Prepare>
   std::vector<at::Tensor> enqueue(const std::vector<at::Tensor>& operands,
                                   const std::set<int64_t>& absent, Prepare&& prepare) {

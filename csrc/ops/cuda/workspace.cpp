@@ -60,7 +60,7 @@ at::Tensor Workspace::call(const PreparedCall& prepared, bool graphs_in_turn) {
 void Workspace::clear_front(const at::Tensor& memory) const {
   const auto stream = c10::cuda::getCurrentCUDAStream(device_.index()).stream();
   AXONN_CUDA_CHECK(cudaMemsetAsync(memory.mutable_data_ptr(), 0, kFrontBytes, stream));
-  AXONN_CUDA_CHECK(cudaStreamSynchronize(stream));  // before anyone can raise a flag
+  AXONN_CUDA_CHECK(cudaStreamSynchronize(stream));  // before any peer can raise a flag
 }
 
 }  // namespace axonn::ops::cuda

@@ -1,5 +1,5 @@
-// What a rank of a group holds on a device for fused calls: memory, flags, and a stream for the
-// transport. It grows when a call needs more. Derived classes decide how peers reach it.
+// The memory, flags and transport stream that a rank of a group holds on a device for fused calls.
+// Memory grows when a call needs more. Derived classes decide how peers reach it.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -21,15 +21,15 @@ using kernels::cuda::kFrontBytes;
 // Returns whether the current stream is being captured into a graph.
 bool is_capturing();
 
-// The place in which a call is enqueued.
+// The place where a call is enqueued.
 struct CallPlace {
   const kernels::cuda::Peers& peers;
   const kernels::cuda::CallStreams& streams;
-  kernels::cuda::ShardTransport& transport;  // of gathers
+  kernels::cuda::ShardTransport& transport;  // for gathers
 };
 
-// A rank's call, for a workspace of some bytes. It is enqueued on the current stream and on the
-// streams that it is given.
+// A rank's call, with the bytes of workspace that it needs. It is enqueued on the current stream
+// and on the streams that it is given.
 struct PreparedCall {
   int64_t workspace_bytes;
   std::function<at::Tensor(const CallPlace&)> run;
@@ -43,19 +43,19 @@ class Workspace {
   Workspace(const Workspace&) = delete;
   Workspace& operator=(const Workspace&) = delete;
 
-  // Returns what a GEMM must leave free on the device.
+  // Returns how much a GEMM must leave free on the device.
   virtual kernels::Residency residency() const = 0;
 
   int64_t bytes() const { return held_.bytes(); }
 
-  // Frees the memory after the host has waited for the calls before, unless a graph uses it. The
-  // next call gets other memory.
+  // Frees the memory unless a graph uses it, after the host has waited for earlier calls. The next
+  // call gets new memory.
   void release();
-  // Waits for the calls before, and returns whether the whole workspace can be destroyed.
+  // Waits for earlier calls, and returns whether the whole workspace can be destroyed.
   bool is_unused() const;
 
-  // Grows to so many bytes if there are fewer, after the host has waited for the calls before. This
-  // is refused while a graph is captured. Memory that graphs have captured is kept.
+  // Grows to at least `bytes`, after the host has waited for earlier calls. This is refused while a
+  // graph is captured. Memory that graphs have captured is kept.
   void require(const char* op, int64_t bytes);
 
   // `graphs_in_turn` says that graphs run their branches one after the other.
@@ -65,11 +65,11 @@ class Workspace {
   // Replaces the memory by `size` bytes that begin with kFrontBytes zeros, and sets peers_. `keep`
   // says that a graph uses the old memory, which must then be kept.
   virtual void grow(const char* op, int64_t size, bool keep) = 0;
-  // Frees the memory if `may_free` on all ranks that map it; returns whether it has.
+  // Frees the memory if `may_free` is true on all ranks that map it. Returns whether it did.
   virtual bool free_memory(bool may_free) = 0;
   virtual kernels::cuda::ShardTransport& transport() = 0;
 
-  // Clears the front of the memory. The zeros are there when this returns.
+  // Zeroes the front of the memory, and returns once that is done.
   void clear_front(const at::Tensor& memory) const;
 
   const std::string group_name_;

@@ -22,7 +22,7 @@ int64_t gemm_backend() {
   return reinterpret_cast<int64_t>(&kBackend);
 }
 
-// Returns a dict for each instance that was built.
+// Returns one dict per instance that was built.
 pybind11::list instances() {
   pybind11::list result;
   for (const auto& instance : kernels::sm90::instances()) {

@@ -1,5 +1,5 @@
-// A c10d process group as the ops see it: it is found by name and has the shared memory of its
-// ranks.
+// A c10d process group as the ops see it: found by name, and with the memory that its ranks
+// share.
 #pragma once
 
 #include <c10/core/Device.h>
@@ -24,7 +24,7 @@ struct GroupSettings {
   bool compare_every_call;         // even in groups that share no memory
 };
 
-// Takes the values that axonn_ext/spec/settings.py read; they hold for groups met from now on.
+// Takes the values of axonn_ext/spec/settings.py; they hold for groups met from now on.
 void configure_groups(const GroupSettings& settings);
 
 // Returns how long a rank waits for another, as configured.
@@ -38,12 +38,12 @@ int64_t symmetric_memory_bytes_in_use();
 std::map<std::string, double> waited_seconds();
 void add_c10d_wait(const std::string& name, double seconds);
 
-// How far this rank is in a group.
+// This rank's progress in a group.
 struct GroupProgress {
   std::string group;  // its c10d name
   std::string axis;   // the name that messages use
   int64_t num_calls;
-  std::string last;  // of these calls
+  std::string last;  // the last of these calls
 };
 
 // Returns this rank's progress in every group in which it has made a call.
@@ -58,10 +58,10 @@ struct Group {
   int64_t size = 1;
   // The memory that its ranks share, if they are on one host and work on the CPU; else null.
   std::shared_ptr<comm::SymmetricGroup> shared = nullptr;
-  // The calls that its ranks are known to make alike, if they share no memory; else null.
+  // The calls that its ranks have agreed on, if they share no memory; else null.
   std::shared_ptr<ComparedCalls> compared = nullptr;
-  bool may_fuse = false;  // whether the algorithm that was asked for and the group's links allow it
-  // The agreement of the op that is under way, to be reached before its first collective; null if
+  bool may_fuse = false;  // whether the requested algorithm and the group's links allow it
+  // The agreement of the op under way, which must be reached before its first collective; null if
   // there is none.
   Agreement* agreement = nullptr;
 
@@ -73,17 +73,17 @@ struct Group {
 };
 
 // Returns the group whose c10d name is `name`. The first call of a group on the CPU is collective:
-// its ranks exchange mappings. Tensors on a `device` other than the CPU share no memory. Raises
+// its ranks exchange mappings. On a `device` other than the CPU, ranks share no memory. Raises
 // CommunicationError if a rank has ended or does not come in time, or if the caller is a fork of a
 // rank that has called before. `op` opens the message.
 Group find_group(const char* op, const std::string& name,
                  const c10::intrusive_ptr<c10d::ProcessGroup>& process_group, c10::Device device);
 
-// Returns what prevents the ranks of a group that was found from sharing memory.
+// Returns what prevents the ranks of a group, which must have been found, from sharing memory.
 std::string obstacle_to_sharing(const std::string& name);
 
-// Returns true the first time that it is called for a group that was found, so that users are told
-// something once per group.
+// Returns true on the first call for a group that was found, so that users are told something only
+// once per group.
 bool ask_once(const std::string& name);
 
 }  // namespace axonn::ops

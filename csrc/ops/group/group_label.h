@@ -6,8 +6,8 @@
 
 namespace axonn::ops {
 
-// Returns its description, such as "x", or c10d's name, which is often a hash, if it has no
-// description.
+// Returns the group's description, such as "x", or its c10d name, which is often a hash, if it has
+// none.
 inline std::string label_of(const c10d::ProcessGroup& group, const std::string& name) {
   const auto& description = group.getGroupDesc();
   return description == "undefined" ? name : description;

@@ -22,17 +22,17 @@ using Clock = std::chrono::steady_clock;
 using BackendPtr = c10::intrusive_ptr<c10d::Backend>;
 using WorkPtr = c10::intrusive_ptr<c10d::Work>;
 
-constexpr int kTag = 0x61786e6e;  // a tag that no user's program is likely to send under
+constexpr int kTag = 0x61786e6e;  // a tag that user programs are unlikely to use
 
-// A byte that goes to each peer, and one that comes from it.
+// One byte to each peer, and one byte from it.
 struct Transfers {
   std::vector<WorkPtr> sent, received;
   std::atomic<int> peer = 0;  // whose transfers are being started
 };
 
-// Starts all transfers, before any is waited for. That takes no time between ranks that are
-// connected; where gloo connects them at their first transfer (TORCH_GLOO_LAZY_INIT), it waits for
-// the peer, for five times the limit of the group. So it happens in a separate thread, which is
+// Starts all transfers before any is waited for. That takes no time between ranks that are
+// connected. If gloo connects them only at their first transfer (TORCH_GLOO_LAZY_INIT), it waits
+// for the peer, for five times the limit of the group. So this runs in a separate thread, which is
 // abandoned if the peer does not come.
 std::future<void> start(const BackendPtr& connected, const std::shared_ptr<Transfers>& transfers) {
   std::packaged_task<void()> task([connected, transfers] {

@@ -1,4 +1,4 @@
-// Meeting is the first thing that the ranks of a group do together.
+// Lets the ranks of a group meet, before they do anything else together.
 #pragma once
 
 #include <string>
@@ -6,8 +6,8 @@
 
 namespace axonn::ops {
 
-// Returns the backend of the group's collectives on CPU tensors, such as "gloo" or "fake", or "" if
-// there is none.
+// Returns the name of the backend that runs the group's collectives on CPU tensors, such as "gloo"
+// or "fake", or "" if there is none.
 std::string cpu_backend(c10d::ProcessGroup& group);
 
 // Returns once every rank of a gloo group has called it; it is collective and called once per

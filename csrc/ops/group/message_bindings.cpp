@@ -18,8 +18,8 @@ namespace py = pybind11;
 
 namespace {
 
-// Copies the tensor, which is on the CPU, into the next message. It runs in a thread beside the
-// computation, where ATen's own copy would start OpenMP threads of its own.
+// Copies a CPU tensor into the next message. This runs in a thread next to the computation, where
+// ATen's own copy would start OpenMP threads of its own.
 void send(comm::MessageSender& sender, const at::Tensor& tensor) {
   const auto bytes = static_cast<int64_t>(tensor.nbytes());
   const auto whole = tensor.contiguous();
@@ -28,8 +28,8 @@ void send(comm::MessageSender& sender, const at::Tensor& tensor) {
   sender.post();
 }
 
-// Returns the bytes of the next message, in place: the memory goes back to the sender once no
-// tensor uses it any more. Returns nothing after this time, or when stopped.
+// Returns the bytes of the next message, in place: the memory goes back to the sender when no
+// tensor uses it any more. Returns nothing after `seconds`, or when stopped.
 std::optional<at::Tensor> receive(const std::shared_ptr<comm::MessageReceiver>& receiver,
                                   double seconds) {
   const auto message = receiver->receive(std::chrono::duration<double>(seconds));

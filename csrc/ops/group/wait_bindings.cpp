@@ -18,7 +18,7 @@ namespace py = pybind11;
 
 namespace {
 
-// Notes a wait of the program's own for as long as a `with` block lasts.
+// Notes a wait of the Python program for as long as a `with` block lasts.
 class WaitBlock {
  public:
   explicit WaitBlock(comm::Wait wait) : wait_(std::move(wait)) {}

@@ -1,4 +1,4 @@
-// Lets Python ask what this process waits for, and note waits of its own.
+// Lets Python see what this process waits for, and note waits of its own.
 #pragma once
 
 #include <pybind11/pybind11.h>

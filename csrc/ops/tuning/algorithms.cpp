@@ -1,4 +1,4 @@
-// Makes an op's algorithms the ways that "auto" chooses between.
+// Presents an op's algorithms to the tuner, as the candidates of "auto".
 #include <algorithm>
 #include <optional>
 #include <string>
@@ -9,7 +9,7 @@
 namespace axonn::ops {
 namespace {
 
-// An op's call as the tuner sees it: each algorithm is one way to make it.
+// An op's call, as the tuner sees it: each algorithm is one way to make it.
 class AlgorithmAlternatives final : public Alternatives {
  public:
   AlgorithmAlternatives(const Group& group, const CallTraits& call,
@@ -24,7 +24,7 @@ class AlgorithmAlternatives final : public Alternatives {
   }
 
   bool knows(const std::string& name) const override {
-    // A rank on a GPU may lack "fused" where rank 0 has it; condition() tells rank 0 so.
+    // A rank on a GPU may lack "fused" although rank 0 has it; condition() tells rank 0.
     const auto names = algorithm_candidates({.is_cpu = call_.device.is_cpu(),
                                              .shares_memory = call_.can_fuse,
                                              .is_supported = true,
@@ -78,7 +78,7 @@ Candidates algorithm_candidates(const FusedTraits& traits) {
   }
   // The default is the first way, "fused", on a CPU that has it; otherwise the last, "sequential".
   if (!traits.is_cpu || !fused) all.preferred = all.names.size() - 1;
-  // On a GPU, what was measured while "fused" was not a candidate does not count once it is one.
+  // On a GPU, measurements made before "fused" was a candidate do not count once it is one.
   if (!traits.is_cpu && fused) all.libraries = "fused=verified";
   return all;
 }

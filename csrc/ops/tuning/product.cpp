@@ -18,8 +18,8 @@ using tuning::Variant;
 
 constexpr auto kOp = "_tuned_mm";
 
-// Below this many multiply-adds a CPU's product takes less than about half a millisecond (at some
-// 40 GFLOP/s of a core), and what a copy could gain is lost in the noise.
+// Below this many multiply-adds, a product on a CPU takes less than a millisecond (at some 40
+// GFLOP/s per core), and any gain from a copy is lost in the noise.
 constexpr int64_t kMinCpuProduct = int64_t{1} << 24;
 
 // Copies a row-major matrix into column-major layout, and any other matrix into row-major layout.
@@ -90,7 +90,7 @@ class ProductAlternatives final : public Alternatives {
   const std::optional<at::Tensor>& bias_;
 };
 
-// Calls `use` with the product as a Tunable, that is a call that can be made in several ways.
+// Calls `use` with the product as a Tunable, a call that can be made in several ways.
 template <typename Use>
 auto with_tunable(const Group& group, const char* name, const at::Tensor& a, const at::Tensor& b,
                   const std::optional<at::Tensor>& bias, Use&& use) {
@@ -129,8 +129,8 @@ at::Tensor ProductChoice::mm(const at::Tensor& a, const at::Tensor& b,
       with_tunable(*agree, name, a, b, bias, [](const Tunable& call) { return resolve(call); });
   if (auto product = mm_by_name(tuning::parse_product(chosen).value(), a, b, bias)) return *product;
   // The choice was measured on other tensors of these sizes, perhaps on another rank. The tensors
-  // at hand may begin at an address that the kernel cannot load, or have gaps between rows that the
-  // algorithm does not support.
+  // at hand may begin at an address that the kernel cannot load from, or have gaps between rows
+  // that the algorithm does not support.
   return direct(a, b, bias);
 }
 

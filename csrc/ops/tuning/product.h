@@ -1,6 +1,6 @@
 // Computes one matrix product in several ways and chooses the fastest: for some layouts the
 // library's own choice can be several times slower than for others (AxoNN, SC'24, section V-C). All
-// ways give the same values within rounding, and each gives the same bits whenever it is repeated.
+// ways agree within rounding. Kernels repeat their bits; a CPU library's may depend on addresses.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -14,7 +14,7 @@
 namespace axonn::ops {
 
 // Returns a [M, K] @ b [K, N] -> [M, N], contiguous, plus `bias` [N] in each row, which a GPU adds
-// within the product. Returns nothing where that way does not exist here or does not take these
+// within the product. Returns nothing if the named way does not exist here or does not take these
 // operands.
 std::optional<at::Tensor> mm_by_name(const tuning::ProductName& name, const at::Tensor& a,
                                      const at::Tensor& b, const std::optional<at::Tensor>& bias);
@@ -26,14 +26,14 @@ struct ProductChoice {
   const Group* agree;
   const char* name;  // "mm_forward", "mm_dgrad" or "mm_wgrad"
 
-  // Returns a @ b, computed in the way that a warm-up measured to be fastest among those whose
-  // results it found right, or in torch's way if there was no warm-up. Two kinds of products are
-  // never measured: those without an element and, on the CPU, those too small for a copy to pay.
+  // Returns a @ b, computed in the way that a warm-up found to be fastest among those with right
+  // results, or in torch's way if there was no warm-up. Two kinds of products are never measured:
+  // empty ones and, on the CPU, those too small for a copy to pay.
   at::Tensor mm(const at::Tensor& a, const at::Tensor& b,
                 const std::optional<at::Tensor>& bias = std::nullopt) const;
 };
 
-// Settles the choice for a product of this rank alone. Returns the name under which the choice is
+// Settles the choice for a product of this rank only. Returns the name under which the choice is
 // kept and listed, or an empty name for a product that ProductChoice never measures.
 std::string tune_product(const at::Tensor& a, const at::Tensor& b,
                          const std::optional<at::Tensor>& bias, const std::string& name);

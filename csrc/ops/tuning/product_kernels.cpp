@@ -13,7 +13,7 @@ namespace {
 using tuning::ProductName;
 using tuning::Variant;
 
-// Holds a bit for each variant.
+// Holds one bit per variant.
 struct Kinds {
   std::atomic<uint32_t> used{0}, unverified{0};
 };

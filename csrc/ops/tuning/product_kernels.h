@@ -1,6 +1,6 @@
-// Computes products with kernels that other modules bring: axonn_ext._cuda, _cuda_sm90 and
-// axonn_ext.kernels.triton. Each module registers two ops, _mm_<kind>_candidates and _mm_<kind>
-// (ops/schema.cpp), for a device.
+// Computes products with kernels from other modules: axonn_ext._cuda, _cuda_sm90 and
+// axonn_ext.kernels.triton. For a device, each module registers two ops, _mm_<kind>_candidates and
+// _mm_<kind> (ops/schema.cpp).
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -14,15 +14,15 @@
 
 namespace axonn::ops {
 
-// The types of the functions that a kernel is registered as. The dispatcher requires exactly these
-// types, so each module asserts that its own functions have them.
+// The types of the functions that a kernel registers. The dispatcher requires exactly these types,
+// so each module asserts that its own functions have them.
 using KernelCandidates = std::vector<std::string>(const at::Tensor& a, const at::Tensor& b,
                                                   const std::optional<at::Tensor>& bias);
 using KernelProduct = std::vector<at::Tensor>(const at::Tensor& a, const at::Tensor& b,
                                               const std::optional<at::Tensor>& bias,
                                               const std::string& name);
 
-// Sets by name which kinds of kernels this process uses, and which it would use if `axonn-ext
+// Sets, by name, which kinds of kernels this process uses, and which it would use if `axonn-ext
 // verify` had found them right here. Raises ValueError for a name that no kind has.
 void configure_product_kernels(const std::vector<std::string>& used,
                                const std::vector<std::string>& unverified);

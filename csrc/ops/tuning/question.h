@@ -1,5 +1,5 @@
-// The ranks of a group settle which candidate a call takes: rank 0 answers, the others hear the
-// answer, and all of them measure if the answer says so. tuner.cpp keeps what is settled.
+// The ranks of a group settle which candidate a call takes: rank 0 answers, the others read the
+// answer, and all of them measure if it says so. tuner.cpp keeps the settled choices.
 #pragma once
 
 #include <atomic>
@@ -19,7 +19,7 @@ std::string op_of(const Tunable& call);
 // The key under which this process keeps the call.
 std::string key_of(const Tunable& call);
 
-// What a rank brings when it asks.
+// What a rank contributes when it asks.
 struct Asking {
   std::shared_ptr<const tuning::TuningCache> cache;
   bool is_warm_up;                      // whether this rank may measure
@@ -27,8 +27,8 @@ struct Asking {
 };
 
 // Chooses a candidate for a call; collective over its group. A rank that is alone has no mailbox.
-// The question is counted as soon as there is an answer, even if the answer is that rank 0 failed,
-// and whatever happens afterwards. Throws as resolve() does.
+// The question counts as soon as there is an answer, even if the answer is that rank 0 failed, and
+// whatever happens afterwards. Throws as resolve() does.
 Choice ask(const Tunable& call, Mailbox* mailbox, const Asking& asking);
 
 }  // namespace axonn::ops

@@ -24,8 +24,8 @@ const char* dtype_name(c10::ScalarType type) {
   }
 }
 
-// A leading dimension longer than a row does not change which algorithm is fastest, so it is not
-// looked at.
+// A leading dimension longer than a row does not change which algorithm is fastest, so it is
+// ignored.
 const char* layout_name(const at::Tensor& t) {
   if (t.is_contiguous()) return "rows";
   if (t.dim() != 2) return "strided";
@@ -34,7 +34,7 @@ const char* layout_name(const at::Tensor& t) {
   return "strided";
 }
 
-// This makes no string for each number, because every call of an op builds its signature.
+// Makes no string for each number, because every call of an op builds its signature.
 void append(std::string& text, int64_t value) {
   char digits[24];
   const auto end = std::to_chars(digits, digits + sizeof(digits), value).ptr;
@@ -89,7 +89,7 @@ Signature& Signature::option(const char* name, int64_t value) {
 
 Signature& Signature::gradients(
     std::initializer_list<std::pair<const char*, const at::Tensor&>> of) {
-  // This runs below autograd, whose kernels leave the caller's grad mode on.
+  // This runs below autograd, whose kernels keep the caller's grad mode on.
   if (!at::GradMode::is_enabled()) return *this;
   for (const auto& [name, t] : of) {
     if (t.requires_grad()) gradients_.append(gradients_.empty() ? "" : ",").append(name);

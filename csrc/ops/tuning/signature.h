@@ -1,4 +1,4 @@
-// Describes a call in text: the name under which it is tuned, and what ranks must agree on.
+// Describes a call as text: the name under which it is tuned, and what ranks must agree on.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -23,9 +23,9 @@ class Signature {
   Signature& device(c10::Device device);
   // Adds a tensor whose sizes may differ between ranks.
   Signature& own_tensor(const at::Tensor& t);
-  // Adds the tensors whose gradients take collectives. Which of them need one does not change what
-  // is fastest now. But ranks must agree on it, or their backward passes would make different
-  // collectives.
+  // Adds the tensors whose gradients take collectives. Which of them need a gradient does not
+  // change what is fastest now, but ranks must agree on it, or their backward passes would make
+  // different collectives.
   Signature& gradients(std::initializer_list<std::pair<const char*, const at::Tensor&>> of);
 
   // The op, dtypes, sizes and options. They must be equal on all ranks of the group; ranks that
@@ -36,8 +36,8 @@ class Signature {
   comm::CallSignature call(const char* algorithm) const;
   // The key under which a process keeps a choice: text(), and the sizes that are this rank's own.
   std::string key() const { return text_ + own_sizes_; }
-  // Memory layouts by tensor, and own sizes. Ranks may differ in them. Those of rank 0, at the
-  // first call with this key, are part of what is kept on disk.
+  // The layout of each tensor in memory, and own sizes. Ranks may differ in them. Those of rank 0,
+  // at the first call with this key, are part of the name under which a choice is kept on disk.
   const std::string& layouts() const { return layouts_; }
 
  private:

@@ -8,12 +8,12 @@
 
 namespace axonn::ops {
 
-// Returns the time from the first piece of work that `run` gives the device to the end of the last.
-// On a GPU it is taken between two events of the current stream, and the host waits for the second.
+// Returns the time from the start of the first work that `run` gives the device to the end of the
+// last. On a GPU, two events on the current stream give it, and the host waits for the second.
 int64_t elapsed_ns(c10::Device device, c10::function_ref<void()> run);
 
 // Returns whether the device's current stream is being captured into a graph, when nothing may be
-// timed. Before version 2.13 torch cannot tell, and the result is false.
+// timed. Before version 2.13, torch cannot tell, and the result is false.
 bool is_capturing(c10::Device device);
 
 }  // namespace axonn::ops

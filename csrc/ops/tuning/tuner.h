@@ -1,18 +1,18 @@
-// Chooses what `algorithm="auto"` stands for: the algorithm that was measured to be fastest for the
-// signature of a call, in a warm-up of this process or of an earlier one. All ranks of a group get
+// Chooses what `algorithm="auto"` stands for: the algorithm that was measured to be fastest for a
+// call's signature, in a warm-up of this process or of an earlier one. All ranks of a group get
 // rank 0's answer, whatever the others' clocks, disks and warm-ups say.
 //
 // A question about a signature is asked once per process group, by all ranks in the same call, and
-// is numbered. Rank 0 answers with an algorithm from disk, else with "measure" in a warm-up, else
-// with the default. A known signature costs a look into a table and no communication.
+// is numbered. Rank 0 answers with an algorithm from disk; else with "measure" in a warm-up; else
+// with the default. A known signature costs a table lookup and no communication.
 //
-// The question about a default that was not measured is asked again in a later warm-up, once all
-// ranks are in one. A rank that is outside of a warm-up posts nothing. So each rank that is in a
-// warm-up posts, once, before it runs call c of the signature, that it wants to ask again. Call c
-// ends only after all ranks have come to it. In call c + 1 every rank therefore sees the same posts
-// from call c and before; if each rank has posted by then, the question is asked again. This
-// requires that calls have ended on the host. A rank that has posted looks into the store once a
-// call, until all have posted.
+// If the answer is a default that was not measured, the question is asked again in a later warm-up,
+// once all ranks are in one. A rank outside of a warm-up posts nothing. So each rank in a warm-up
+// posts, once, before it runs call c of the signature, that it wants to ask again. Call c ends only
+// after all ranks have come to it. In call c + 1 every rank therefore sees the same posts from call
+// c and before; if each rank has posted by then, the question is asked again. This requires that
+// calls have ended on the host. A rank that has posted looks into the store once per call, until
+// all have.
 #pragma once
 
 #include <c10/util/FunctionRef.h>
@@ -34,24 +34,24 @@ namespace axonn::ops {
 struct Candidates {
   std::vector<std::string> names;
   size_t preferred;       // used without a measurement, or if no other is faster by more than noise
-  std::string libraries;  // versions that times depend on, besides torch's and ours; may be empty
+  std::string libraries;  // versions, other than torch's and ours, that times depend on; or empty
 };
 
 // A call that can be made in several ways, on its real arguments.
 class Alternatives {
  public:
-  // The candidates for this rank's arguments. It is called only while the call is not settled.
+  // The candidates for this rank's arguments; called until the call is settled, or to name it.
   virtual Candidates candidates() const = 0;
-  // Returns whether this rank knows a name that another rank, or the disk, gives.
+  // Returns whether this rank knows a name that another rank, or the disk, has given.
   virtual bool knows(const std::string& name) const = 0;
-  // Is called before the candidates are measured. Returns 0 for those that this rank can use and
-  // that compute the right values, else 1. The preferred candidate is always right.
+  // Called before the candidates are measured. Returns 0 for those that this rank can use and that
+  // compute the right values, else 1. The preferred candidate is always right.
   virtual tuning::Numbers check(const std::vector<std::string>& names) const {
     return tuning::Numbers(names.size(), 0);
   }
-  // For a candidate that ranks can only use together, returns what they must have in common for
-  // that, or an empty text if this rank cannot use it. Returns nothing for other candidates.
-  // Whether it returns something is the same on all ranks.
+  // For a candidate that ranks can use only together, returns what they must have in common for
+  // that, or an empty string if this rank cannot use it. Returns nothing for other candidates. All
+  // ranks must return nothing for the same candidates.
   virtual std::optional<std::string> condition(const std::string& name) const {
     (void)name;
     return std::nullopt;
@@ -67,29 +67,29 @@ struct Tunable {
   const Group& group;  // whose ranks agree; a rank that is alone decides by itself
   const Signature& signature;
   c10::Device device;  // of the tensors; nothing is measured while its stream is being captured
-  // Whether the call ends on a rank only after every rank of the group has come to it. Where it
-  // does not, no rank can know that all want to ask again, and a default stays.
+  // Whether the call ends on a rank only after every rank of the group has come to it. If it does
+  // not, no rank can know that all want to ask again, and a default stays.
   bool synchronizes;
-  // Whether the call needs no peer. What is on disk then holds for any group.
+  // Whether the call needs no peer. A choice on disk then holds for any group.
   bool is_local;
   const Alternatives& alternatives;
 };
 
 // Returns the name of the candidate to use in this call. If it has to be measured, rank 0's
 // candidates are measured: those that are wrong on any rank are left out, and each of the others is
-// run some dozen times, equally often on all ranks. Throws what `run` throws, and
+// timed in 3 to 7 batches of calls, equally often on all ranks. Throws what `run` throws, and
 // CommunicationError if a peer does not do its part.
 std::string resolve(const Tunable& call);
 
-// The signature with what this rank adds to it. A call that this rank measured is kept on disk
-// under it.
+// The signature plus what this rank adds: layouts, threads, versions and, unless the call is local,
+// the group's size and memory. A call that this rank measured is kept on disk under it.
 std::string full_signature(const Tunable& call);
 
-// What `axonn-ext verify` has found on this machine about kernels for GPUs, which are measured only
-// after they were run and found right.
+// The findings of `axonn-ext verify` on this machine about kernels for GPUs, which are measured
+// only after they were run and found right.
 struct VerifiedKernels {
-  int64_t fused_ranks = 0;  // the group size up to which "fused" is known to be right; 0: none is
-  bool suggest = false;     // nothing is known, and the user is told so once, where it matters
+  int64_t fused_ranks = 0;  // largest group size for which "fused" is known to be right; 0: none
+  bool suggest = false;     // nothing is known, and the user is told once, where it matters
 };
 
 struct TuningSettings {
@@ -99,7 +99,7 @@ struct TuningSettings {
   VerifiedKernels verified;
 };
 
-// Values that axonn_ext/spec/settings.py read.
+// Takes the values of axonn_ext/spec/settings.py.
 void configure_tuning(const TuningSettings& settings);
 
 VerifiedKernels verified_kernels();
@@ -108,23 +108,23 @@ VerifiedKernels verified_kernels();
 // it has been run.
 void suggest_verify();
 
-// Between these two, calls of unknown signatures are measured. The pairs may be nested.
+// Calls of unknown signatures are measured between these two. The pairs may be nested.
 void enter_warm_up();
 void leave_warm_up();
 
-// Returns the algorithm of a name that is known to exist.
+// Returns the algorithm of this name, which must exist.
 Algorithm algorithm_named(const std::string& name);
 
-// What an op says about a call. It is the same on all ranks, except for why_no_fused.
+// The properties of an op's call. They are the same on all ranks, except for why_no_fused.
 struct CallTraits {
   c10::Device device;
   bool can_fuse;             // whether its ranks are on CPUs and share memory
   bool is_empty;             // whether there is nothing to measure
   bool synchronizes = true;  // see Tunable
-  // Returns why "fused" cannot make the call on this rank, or an empty text if it can; on GPUs
+  // Returns why "fused" cannot make the call on this rank, or an empty string if it can; on GPUs
   // only.
   c10::function_ref<std::string()> why_no_fused;
-  int64_t largest_group = 0;  // of the groups that it calls; 0: the group that agrees
+  int64_t largest_group = 0;  // the size of the largest group that it uses; 0: of the agreeing one
 };
 
 // The algorithms that "auto" may choose between. On GPUs the default is "sequential", and "fused"
@@ -138,8 +138,8 @@ struct FusedTraits {
 };
 Candidates algorithm_candidates(const FusedTraits& traits);
 
-// Returns the algorithm to use in this call of an op; see resolve(). It must not be called for
-// calls that need no peer (empty tensors).
+// Returns the algorithm to use in this call of an op; see resolve(). Must not be called for calls
+// that need no peer (empty tensors).
 Algorithm resolve_auto(const Group& group, const Signature& signature, const CallTraits& call,
                        c10::function_ref<void(Algorithm)> run);
 
@@ -159,7 +159,7 @@ struct Choice {
   enum class Source { kDefault, kDisk, kMeasured };
 
   std::string group;      // empty: a rank decided by itself
-  std::string signature;  // with rank 0's layouts and threads and, for ops, the group's kind
+  std::string signature;  // full_signature() of rank 0
   std::string algorithm;
   Source source;
   std::vector<std::pair<std::string, double>> median_us;  // by algorithm; empty: never measured
@@ -167,11 +167,11 @@ struct Choice {
 
 const char* name_of(Choice::Source source);
 
-// The choices of "auto" in this process, for the groups that live.
+// The choices of "auto" in this process, for the groups that still exist.
 std::vector<Choice> tuning_choices();
 
-// Forgets these choices, so that they are settled anew; what is on disk stays. All ranks must call
-// it, between the same calls.
+// Forgets these choices, so that they are settled anew; the disk is not changed. All ranks must
+// call it, between the same calls.
 void clear_tuning_choices();
 
 }  // namespace axonn::ops

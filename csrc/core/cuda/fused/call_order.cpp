@@ -15,8 +15,8 @@ std::optional<unsigned long long> capture_of(cudaStream_t stream) {
 
 }  // namespace
 
-// A replay waits for whatever has recorded the event before it was launched, and records the event
-// for whatever waits after that. Source: cudaStreamWaitEvent, cudaEventWaitExternal and
+// A replay waits for the work that last recorded the event before the replay was launched, and
+// records the event for later waiters. Source: cudaStreamWaitEvent, cudaEventWaitExternal and
 // cudaEventRecordExternal in the CUDA runtime's manual; NCCL orders its graphs in the same way
 // (src/misc/strongstream.cc).
 CallOrder::Turn::Turn(CallOrder& order, cudaStream_t stream)

@@ -1,6 +1,6 @@
-// Orders all fused calls of a device one after the other, whatever their groups and streams: each
-// fills the device with a grid that waits for peers, and two such grids would keep each other's
-// peers from running. Calls that a CUDA graph captures take part in this whenever it is replayed.
+// Serializes all fused calls of a device, whatever their groups and streams: each fills the device
+// with a grid that waits for peers, and two such grids would keep each other's peers from running.
+// Calls captured by a CUDA graph take part in this order at every replay.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -13,11 +13,11 @@ namespace axonn::kernels::cuda {
 
 class CallOrder {
  public:
-  // It is made on the current device.
+  // Created on the current device.
   CallOrder() = default;
 
-  // The time from the first to the last thing that a call enqueues on its stream. It also ends if
-  // an exception cuts the call short, because the next call must come after what was enqueued.
+  // Spans a call's work on its stream, from the first to the last thing enqueued. An exception also
+  // ends the turn, because the next call must come after whatever was enqueued.
   class Turn {
    public:
     Turn(CallOrder& order, cudaStream_t stream);
@@ -33,11 +33,11 @@ class CallOrder {
 
     CallOrder& order_;
     cudaStream_t stream_;
-    std::optional<unsigned long long> capture_;  // its id, if a graph captures the stream
+    std::optional<unsigned long long> capture_;  // capture id, if a graph captures the stream
     bool ended_ = false;
   };
 
-  // Blocks the host until all calls have ended, those of replays included.
+  // Blocks the host until all calls have ended, including those of replays.
   void synchronize() const { AXONN_CUDA_CHECK(cudaEventSynchronize(ended_.get())); }
 
  private:
@@ -46,10 +46,10 @@ class CallOrder {
     cudaStream_t stream;
   };
 
-  // Recorded behind each call, and by each replay behind its last call.
+  // Recorded after each call, also when a graph replays the call.
   axonn::cuda::Event ended_;
   std::optional<cudaStream_t> last_;  // the stream of the last call that no graph captured
-  // Recorded behind each captured call, for calls on other streams of the same capture.
+  // Recorded after each captured call, for calls on other streams of the same capture.
   axonn::cuda::Event captured_ended_;
   std::optional<Captured> last_captured_;
 };

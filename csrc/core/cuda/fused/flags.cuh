@@ -1,5 +1,5 @@
-// Kernels of different ranks signal each other by flags in device memory. A flag holds the epoch of
-// the last call that reached it (core/symmetric/epoch_flag.h); peers write it, or push_flag does.
+// Kernels of different ranks signal each other through flags in device memory. A flag holds the
+// last epoch that reached it (core/symmetric/epoch_flag.h); peers write it, or push_flag does.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +10,7 @@
 
 namespace axonn::kernels::cuda {
 
-// Pairs with store_release and with push_flag: what the flag's writer wrote before
+// Pairs with store_release and with push_flag: everything written before the flag
 // is visible to this thread afterwards.
 __device__ inline uint32_t load_acquire(const uint32_t* flag) {
   uint32_t value;
@@ -22,13 +22,13 @@ __device__ inline void store_release(uint32_t* flag, uint32_t value) {
   asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(flag), "r"(value) : "memory");
 }
 
-// Orders accesses to the same memory by different addresses; a multicast address stands for that of
-// each rank. It is needed between writes by one address and reads by another, anywhere on the path
-// of flags from the writes to the reads.
+// Orders accesses to the same memory through different addresses; a multicast address aliases the
+// address of every rank. Needed between writes through one address and reads through another,
+// anywhere on the chain of flags from the writes to the reads.
 __device__ inline void fence_aliases() { asm volatile("fence.proxy.alias;" ::: "memory"); }
 
-// Pairs with itself: what this thread saw before is visible to another CTA of this device that adds
-// later.
+// Pairs with itself: everything this thread saw before is visible to any CTA of this device that
+// adds later.
 __device__ inline uint32_t add_acq_rel(uint32_t* counter, uint32_t value) {
   uint32_t before;
   asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], %2;"
@@ -52,15 +52,15 @@ __device__ inline const uint32_t* flag_at(const void* pad, int64_t flag) {
                                            comm::signal_offset_bytes(flag));
 }
 
-// What a wait is for, in case it fails: a chunk, by its ordinal.
+// The chunk that a wait is for, by its ordinal; reported if the wait fails.
 struct Awaited {
   int32_t chunks_per_shard;
   int32_t ordinal;
 };
 
-// Records who waited for what, unless a record is there, and ends the kernel and with it the
+// Records the failed wait, unless a record exists, and traps. The trap ends the kernel and the
 // context, because a result that lacks a peer's part must not be used. The record is in host
-// memory, so the host can read it.
+// memory, where the host can still read it.
 __device__ inline void fail_wait(const SpinLimit& limit, Awaited what, uint32_t target,
                                  uint32_t seen, bool own_rows_stay) {
   if (atomicCAS_system(&limit.failure->state, SpinFailure::kNone, SpinFailure::kWriting) ==
@@ -75,7 +75,7 @@ __device__ inline void fail_wait(const SpinLimit& limit, Awaited what, uint32_t 
     atomicExch_system(&limit.failure->state, SpinFailure::kWritten);
     __threadfence_system();
   } else {
-    // The trap ends all threads, so it must not come before the record is there.
+    // The trap ends all threads, so wait until the other thread has completed its record.
     const uint64_t start = global_timer_ns();
     while (load_acquire(&limit.failure->state) != SpinFailure::kWritten &&
            global_timer_ns() - start < 10'000'000) {
@@ -84,7 +84,7 @@ __device__ inline void fail_wait(const SpinLimit& limit, Awaited what, uint32_t 
   __trap();
 }
 
-// Returns once the flag has reached the epoch.
+// Waits until the flag has reached epoch `target`; traps after limit.budget_ns.
 __device__ inline void await_flag(const uint32_t* flag, uint32_t target, const SpinLimit& limit,
                                   Awaited what) {
   uint32_t seen = load_acquire(flag);
@@ -98,8 +98,8 @@ __device__ inline void await_flag(const uint32_t* flag, uint32_t target, const S
   fail_wait(limit, what, target, seen, false);
 }
 
-// Does the same for rows that arrive while this rank's own rows leave. It first waits own_rows_ns,
-// by when those must have left, and then the whole budget.
+// Same for rows that arrive while this rank's own rows leave. Waits own_rows_ns first, and fails if
+// the own rows have not left by then; otherwise waits for the whole budget as well.
 __device__ inline void await_rows(const uint32_t* flag, uint32_t target, const SpinLimit& limit,
                                   Awaited what) {
   uint32_t seen = load_acquire(flag);

@@ -1,11 +1,11 @@
-// What the host passes to kernels that wait for peers, and what it learns when one waits in vain.
+// Parameters of kernels that wait for peers, and the record that they leave when a wait fails.
 #pragma once
 
 #include <cstdint>
 
 namespace axonn::kernels::cuda {
 
-// The device writes this into pinned host memory, once; the context is lost afterwards.
+// The device writes this to pinned host memory, once; the context is lost afterwards.
 struct SpinFailure {
   static constexpr uint32_t kNone = 0;
   static constexpr uint32_t kWriting = 1;
@@ -25,9 +25,9 @@ struct SpinLimit {
   uint64_t budget_ns;
   SpinFailure* failure;  // pinned host memory
   int32_t rank;          // this rank, for the message
-  // This rank's flag that its own rows have left, if nothing but the order of a graph's branches
-  // can hold them up: copies to peers take milliseconds (a guess). If they have not left after
-  // own_rows_ns, they come behind the kernel that waits, which then gives up.
+  // This rank's flag for "own rows have left", set only if the order of a graph's branches is all
+  // that can delay them: copies to peers take milliseconds (a guess). Rows that have not left after
+  // own_rows_ns are queued behind the waiting kernel, which then gives up.
   const uint32_t* own_rows_left = nullptr;
   uint64_t own_rows_ns = 10'000'000'000;
 };

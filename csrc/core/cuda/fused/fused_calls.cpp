@@ -13,8 +13,8 @@
 namespace axonn::kernels::cuda {
 namespace {
 
-// A call on a stream, from counting the epoch to the flag that peers wait for. The flag is also
-// raised if an exception cuts the call short, since the call has been counted.
+// A call on a stream, from counting the epoch to raising the flag that peers wait for. An exception
+// also raises the flag, because the call has already been counted.
 class Call {
  public:
   Call(const Peers& peers, int32_t own_chunks, cudaStream_t stream)
@@ -38,9 +38,9 @@ class Call {
   bool ended_ = false;
 };
 
-// What a transport delivers, or the switch adds up, on the copy stream, while the GEMM runs. What
-// comes next on the compute stream may overwrite the shard, and counts the next epoch, so it waits
-// for the delivery, also if an exception cuts the call short.
+// Work on the copy stream during the GEMM: a transport's delivery or the switch's sum. The next
+// work on the compute stream may overwrite the shard, and counts the next epoch. So it waits for
+// the delivery, even if an exception cuts the call short.
 class Delivery {
  public:
   explicit Delivery(const CallStreams& streams) : streams_(streams) {
@@ -70,7 +70,7 @@ class Delivery {
   bool joined_ = false;
 };
 
-// Brings the rows, or tells the transport that an exception has kept this rank from that.
+// Delivers the rows, or tells the transport that an exception has prevented the delivery.
 class Bringing {
  public:
   explicit Bringing(ShardTransport& transport) : transport_(transport) {}
@@ -90,7 +90,7 @@ class Bringing {
   bool delivered_ = false;
 };
 
-// Returns the flag that only this rank raises, behind its deliveries.
+// Returns the flag that only this rank raises, after its deliveries.
 const uint32_t* own_rows_left(const Peers& peers) {
   return reinterpret_cast<const uint32_t*>(
       at(peers.pads[peers.rank], comm::signal_offset_bytes(kDoneFlags + peers.rank)));
@@ -104,7 +104,7 @@ int64_t slot_bytes(const FusedGemm& gemm, int32_t num_ranks) {
   return gemm.m / num_ranks * gemm.n * size_of(gemm.dtype);
 }
 
-// Returns the product whose rows leave for their owners' staging slots.
+// Returns the GEMM with its output rows sent to their owners' staging slots.
 FusedGemm leaving(FusedGemm gemm, const Peers& peers, const comm::SignalLayout& layout) {
   const int64_t bytes = slot_bytes(gemm, peers.num_ranks);
   Departures& departures = gemm.departures;
@@ -121,14 +121,14 @@ FusedGemm leaving(FusedGemm gemm, const Peers& peers, const comm::SignalLayout& 
   return gemm;
 }
 
-// Sets the places where a rank's own rows of all sources arrive, in the order of ranks.
+// Sets the addresses where this rank's rows arrive from each source, in rank order.
 void set_own_slots(const Peers& peers, int64_t bytes, const void** slots) {
   for (int32_t rank = 0; rank < peers.num_ranks; ++rank) {
     slots[rank] = at(peers.workspaces[peers.rank], rank * bytes);
   }
 }
 
-// Adds up this rank's rows, all of which have arrived.
+// Sums this rank's rows. All addends must have arrived.
 void reduce(const Peers& peers, const FusedGemm& gemm, void* sum, cudaStream_t stream) {
   const int64_t bytes = slot_bytes(gemm, peers.num_ranks);
   const void* slots[kMaxPeers];
@@ -137,7 +137,7 @@ void reduce(const Peers& peers, const FusedGemm& gemm, void* sum, cudaStream_t s
                                 gemm.dtype, ReduceOp::kSum, stream));
 }
 
-// Adds up this rank's rows and copies them to all ranks, `offset` bytes into their workspaces.
+// Sums this rank's rows and copies the sums to all ranks, `offset` bytes into their workspaces.
 void reduce_and_push(const Peers& peers, const FusedGemm& gemm, int64_t offset,
                      const comm::SignalLayout& layout, cudaStream_t stream) {
   const int64_t bytes = slot_bytes(gemm, peers.num_ranks);
@@ -152,7 +152,7 @@ void reduce_and_push(const Peers& peers, const FusedGemm& gemm, int64_t offset,
   }
 }
 
-// Does the same with a kernel that stores the sum at all ranks as it adds.
+// Same, with a kernel that stores the sum at all ranks as it adds.
 void reduce_to_all(const Peers& peers, const GemmBackend& backend, const FusedGemm& gemm,
                    bool multicast, int64_t offset, const comm::SignalLayout& layout,
                    cudaStream_t stream) {
@@ -161,7 +161,7 @@ void reduce_to_all(const Peers& peers, const GemmBackend& backend, const FusedGe
                .dtype = gemm.dtype,
                .bytes = slot_bytes(gemm, peers.num_ranks)};
   set_own_slots(peers, sum.bytes, sum.sources);
-  for (int32_t step = 0; step < peers.num_ranks; ++step) {  // each rank begins with another rank
+  for (int32_t step = 0; step < peers.num_ranks; ++step) {  // each rank starts with a different one
     sum.destinations[step] = at(peers.workspaces[receiver(peers, step)], offset);
   }
   if (multicast) sum.destinations[0] = at(peers.multicast, offset);
@@ -169,20 +169,20 @@ void reduce_to_all(const Peers& peers, const GemmBackend& backend, const FusedGe
   AXONN_CUDA_CHECK(raise_chunks(peers, layout, 1, stream));
 }
 
-// Returns the product that stays in this rank's workspace, and whose parts, in the order of rows,
-// raise flags of this rank alone: its batches leave for this rank itself.
+// Returns the GEMM with its output in this rank's workspace. Its parts raise only this rank's
+// flags, in row order: the GEMM treats its batches as departures to this rank itself.
 FusedGemm announced_in_parts(FusedGemm gemm, const Peers& peers, SwitchParts parts,
                              const comm::SignalLayout& layout) {
   Departures& departures = gemm.departures;
   departures.num_ranks = parts.batches;
-  departures.rank = parts.batches - 1;  // the last batch comes last
+  departures.rank = parts.batches - 1;  // so that the last batch comes last
   departures.chunks_per_shard = parts.chunks_per_batch;
   departures.counters = peers.counters;
   departures.epoch = peers.epoch;
   const int64_t batch_bytes = slot_bytes(gemm, parts.batches);
   for (int32_t batch = 0; batch < parts.batches; ++batch) {
     departures.slots[batch] = at(peers.workspaces[peers.rank], batch * batch_bytes);
-    // The GEMM takes the flags of one rank, `departures.rank`, whatever the batch.
+    // The GEMM uses the flags of `departures.rank` for every batch; the shifted pads undo that.
     const int64_t first = layout.flag(kMultiplied, {0, 0}) +
                           (batch - departures.rank) * int64_t{parts.chunks_per_batch};
     departures.pads[batch] = at(peers.pads[peers.rank], comm::signal_offset_bytes(first));
@@ -191,7 +191,7 @@ FusedGemm announced_in_parts(FusedGemm gemm, const Peers& peers, SwitchParts par
   return gemm;
 }
 
-// Adds up in the switch what all ranks multiply, part after part beside the GEMM.
+// Sums the products of all ranks in the switch, part by part, while the GEMM runs.
 void all_reduce_in_switch(const Peers& peers, const GemmBackend& backend,
                           const LaunchConfig& config, FusedGemm gemm, void* output,
                           const CallStreams& streams) {
@@ -310,7 +310,7 @@ void gemm_all_reduce(const Peers& peers, const GemmBackend& backend, const Launc
     return;
   }
   const int64_t bytes = slot_bytes(gemm, peers.num_ranks);
-  const int64_t sums = peers.num_ranks * bytes;  // behind the slots, the sums of all shards
+  const int64_t sums = peers.num_ranks * bytes;  // after the slots come the sums of all shards
   const int64_t own = sums + peers.rank * bytes;
   gemm = leaving(gemm, peers, layout);
   require_supported(backend, gemm);

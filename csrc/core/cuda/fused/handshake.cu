@@ -12,9 +12,9 @@ __global__ void __launch_bounds__(kWarp)
   const int lane = static_cast<int>(threadIdx.x);
   const uint32_t before = *peers.epoch;
   if (!peers.apart && lane < peers.num_ranks && lane != peers.rank) {
-    // Pairs with end_kernel: the peer has finished the reads of the call before.
+    // Pairs with end_kernel: the peer has finished the reads of the previous call.
     await_flag(flag_at(peers.pads[peers.rank], kDoneFlags + lane), before, peers.limit, {1, lane});
-    // What the peer read by its own address may now be overwritten by the multicast address.
+    // The multicast address may now overwrite memory that the peer read through its own address.
     if (peers.multicast != nullptr) fence_aliases();
   }
   __syncwarp();
@@ -32,8 +32,8 @@ __global__ void __launch_bounds__(kWarp)
   const int lane = static_cast<int>(threadIdx.x);
   const auto per_shard = static_cast<int32_t>(layout.chunks_per_shard);
   if (lane < peers.num_ranks * per_shard) {
-    // Pairs with await_kernel. The stores that this flag announces are those of earlier kernels.
-    // They may have used the multicast address; this store does not.
+    // Pairs with await_kernel. This flag announces the stores of earlier kernels. Those stores may
+    // have used the multicast address; this one does not.
     if (peers.multicast != nullptr) fence_aliases();
     const int64_t flag = layout.flag(phase, {peers.rank, lane % per_shard});
     store_release(flag_at(peers.pads[lane / per_shard], flag), *peers.epoch);
@@ -45,11 +45,11 @@ __global__ void __launch_bounds__(kWarp)
   const int lane = static_cast<int>(threadIdx.x);
   const auto per_shard = static_cast<int32_t>(layout.chunks_per_shard);
   if (lane < peers.num_ranks * per_shard) {
-    // Pairs with the release of whoever delivers. The kernels that follow see what it wrote.
+    // Pairs with the sender's release. The kernels that follow see what the sender wrote.
     const int64_t flag = layout.flag(phase, {lane / per_shard, lane % per_shard});
     await_flag(flag_at(peers.pads[peers.rank], flag), *peers.epoch, peers.limit, {per_shard, lane});
-    // The kernels that follow read by this rank's own address what was written by the multicast
-    // address.
+    // The kernels that follow read, through this rank's own address, data written through the
+    // multicast address.
     if (peers.multicast != nullptr) fence_aliases();
   }
 }

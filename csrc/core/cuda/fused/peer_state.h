@@ -1,4 +1,4 @@
-// What a rank holds on its device for fused calls, besides the workspaces.
+// The state that a rank holds on its device for fused calls, in addition to workspaces.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -10,14 +10,14 @@
 
 namespace axonn::kernels::cuda {
 
-// Behind the flags of a pad lie the rank's own epoch, a word for each rank that write_probes
-// writes, and the rank's own counters, each part on cache lines of its own.
+// A pad's flags are followed by the rank's own epoch, a word per rank for write_probes, and the
+// rank's own counters. Each part has its own cache lines.
 inline constexpr int64_t kStateBytes = 1024;
 inline constexpr int64_t kProbeOffset = kStateBytes / 4;
 static_assert(kMaxPeers * sizeof(uint32_t) <= kStateBytes / 4, "the probes must fit");
 static_assert(2 * kMaxChunks * sizeof(uint32_t) <= kStateBytes / 2, "the counters must fit");
 
-// Sets the pad of peers.rank, which is zeros at first, and the pointers to what lies in it.
+// Sets the pad of peers.rank, which is initially zero, and the pointers into it.
 inline void set_own_pad(Peers& peers, void* pad) {
   auto* state = static_cast<char*>(pad) + kPadBytes;
   peers.pads[peers.rank] = pad;
@@ -26,12 +26,12 @@ inline void set_own_pad(Peers& peers, void* pad) {
   peers.counters = reinterpret_cast<uint32_t*>(state + kStateBytes / 2);
 }
 
-// A rank's pinned host memory. A kernel that waits in vain writes there for whom it waits; and it
-// holds the epochs that the copy engine pushes.
+// A rank's pinned host memory. It holds the record of a kernel's failed wait, and the epochs that
+// the copy engine pushes.
 class PinnedState {
  public:
-  // The most memories of a workspace that graphs can use. Growth alone makes at most 192
-  // (workspace_size.h), but a workspace that was released starts small again.
+  // Maximum number of allocations of a workspace that graphs can use. Growth alone makes at most
+  // 192 (workspace_size.h), but a workspace that was released starts small again.
   static constexpr int kMostMemories = 256;
 
   PinnedState() {
@@ -44,8 +44,8 @@ class PinnedState {
   PinnedState& operator=(const PinnedState&) = delete;
 
   SpinFailure& failure() const { return state_->failure; }
-  // Each memory that graphs use counts epochs of its own, since they go on with it when the
-  // workspace has another one.
+  // Each allocation that graphs use counts its own epochs, because the graphs go on with it after
+  // the workspace has moved to another one.
   uint32_t* epoch_to_push(int memory = 0) const { return &state_->epochs[memory].value; }
 
  private:
@@ -59,12 +59,12 @@ class PinnedState {
   State* state_ = nullptr;
 };
 
-// The stream on which a rank's shard is pushed to its peers, and the events that order it. The
-// stream is nobody else's: what it shared a stream with might wait for kernels that wait for the
+// The stream on which a rank's shard is pushed to its peers, and the events that order it.
+// Nothing else uses the stream: other work on it might wait for kernels that in turn wait for the
 // pushes.
 class CopyLane {
  public:
-  // It is made on the current device.
+  // Created on the current device.
   CopyLane() = default;
 
   CallStreams behind(cudaStream_t compute) const {

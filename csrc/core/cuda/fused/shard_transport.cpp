@@ -21,7 +21,7 @@ void CopyEnginePush::deliver(const Peers& peers, const GatheredRows& rows, cudaS
   }
 }
 
-// Delivers the chunks in the order in which the GEMM asks for them.
+// Delivers the chunks in the order in which the GEMM needs them.
 void CopyEnginePull::deliver(const Peers& peers, const GatheredRows& rows, cudaStream_t stream) {
   const auto layout = comm::SignalLayout::of(rows.plan, 1);
   void* workspace = peers.workspaces[peers.rank];

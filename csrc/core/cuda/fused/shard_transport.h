@@ -1,5 +1,5 @@
-// The transports that bring a gather's rows to the GEMM that waits for them. The GEMM looks at
-// flags in its own memory and does not know which transport raises them.
+// Transports that bring a gather's rows to the GEMM that waits for them. The GEMM polls flags in
+// its own memory and does not know which transport raises them.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -10,9 +10,9 @@
 
 namespace axonn::kernels::cuda {
 
-// The gathered matrix as it is stored: by rows, with a shard of consecutive rows on each rank.
+// The gathered matrix, stored by rows; each rank holds a shard of consecutive rows.
 struct GatheredRows {
-  const void* shard;  // this rank's rows, without gaps
+  const void* shard;  // this rank's rows, contiguous
   int64_t row_bytes;
   comm::ChunkPlan plan;  // of all rows
   bool is_a;             // whether the rows are operand A; else B
@@ -22,28 +22,28 @@ class ShardTransport {
  public:
   virtual ~ShardTransport() = default;
 
-  // Returns whether ranks write into each other's workspaces, and so must know when they may.
+  // Returns whether ranks write into each other's workspaces. If so, they signal when they may.
   virtual bool writes_to_peers() const = 0;
 
-  // Enqueues, on a stream of its own, the work that brings every chunk of the other shards to its
-  // place in the workspace of each rank that this one delivers to, and that sets the flag to the
-  // epoch after each chunk. It waits for nothing that a GEMM which fills its grid could keep from
-  // running.
+  // Enqueues, on a separate stream, the work that brings every chunk of the other shards to its
+  // place in the workspace of each rank that this one delivers to, and that sets the chunk's flag
+  // to the epoch afterwards. The work must not wait for anything that a GEMM which fills its grid
+  // could keep from running.
   virtual void deliver(const Peers& peers, const GatheredRows& rows, cudaStream_t stream) = 0;
 
-  // Is called in place of deliver, or after it has thrown, if a call is cut short on this rank
-  // alone: the peers' deliveries of that call get no answer.
+  // Called instead of deliver, or after deliver has thrown, if a call is cut short on this rank
+  // only: the peers' deliveries of that call then get no answer.
   virtual void give_up() noexcept {}
 
-  // If deliver's stream waits for peers, enqueues, after the GEMM, what bounds that wait.
+  // If deliver's stream waits for peers, enqueues a bounded wait for it, after the GEMM.
   virtual void confirm(const Peers& peers, cudaStream_t stream) {
     (void)peers;
     (void)stream;
   }
 };
 
-// The copy engine writes this rank's rows into each peer's workspace. This needs no SM, but needs
-// GPUs that reach each other's memory.
+// The copy engine writes this rank's rows into each peer's workspace. This needs no SM, but the
+// GPUs must be able to access each other's memory.
 class CopyEnginePush : public ShardTransport {
  public:
   bool writes_to_peers() const override { return true; }
@@ -51,7 +51,7 @@ class CopyEnginePush : public ShardTransport {
 };
 
 // The copy engine fetches the rows from wherever they are. Rows in pinned host memory cross a link
-// of known speed, so they can stand in for peers where there is one GPU.
+// of known speed, so they can stand in for peers on a machine with one GPU.
 class CopyEnginePull : public ShardTransport {
  public:
   explicit CopyEnginePull(const void* const* shards) : shards_(shards) {}

@@ -1,6 +1,6 @@
-// The ways in which an all-reduce can give every rank the rows that one rank has added up: which
-// are legal, and which to use. This is plain host code without CUDA headers, so that CPU tests
-// cover it.
+// The ways in which an all-reduce can give every rank the rows that one rank has summed: which of
+// them are legal, and which one to use. This is plain host code without CUDA headers, so that CPU
+// tests cover it.
 #pragma once
 
 #include <cstdint>
@@ -11,29 +11,29 @@
 namespace axonn::kernels::cuda {
 
 enum class SumBroadcast : int32_t {
-  kCopyEngine,  // one copy to each peer, behind the sum
-  kPeerStores,  // the kernel that adds stores each row at every rank
+  kCopyEngine,  // one copy to each peer, after the sum
+  kPeerStores,  // the summing kernel stores each row at every rank
   kMulticast,   // it stores each row once; the switch between the GPUs stores it at every rank
-  kSwitch,      // the switch also adds, in an order of its own; so bits may differ
+  kSwitch,      // the switch also sums, in its own order, so bits may differ
 };
 
 struct SumBroadcastProblem {
   int32_t num_ranks;
-  int64_t slot_bytes;      // of the rows that one rank adds up
+  int64_t slot_bytes;      // of the rows that one rank sums
   bool has_multicast;      // the workspaces have a multicast address
-  bool has_kernel = true;  // there is one that stores at every rank what it adds
+  bool has_kernel = true;  // there is a kernel that stores its sums at every rank
   bool any_order = false;  // bits may depend on the way, and differ from call to call
 };
 
 inline constexpr int64_t kStoreBytes = 16;
 
-// Up to this size peer stores are assumed to be faster than copies. A copy costs an engine about 2
-// us to start, in which NVLink carries about so many bytes. A guess, until it is measured.
+// Up to this size, peer stores are assumed to be faster than copies. Starting a copy takes an
+// engine about 2 us, in which NVLink carries about this many bytes. A guess, until measured.
 inline constexpr int64_t kPeerStoreBytes = 1 << 20;
 
 // Returns why a way cannot be used, or null if it can. Ranks may use different ways, because all of
-// them store the same bytes in the same place and raise the same flags; all but kSwitch, in which
-// ranks need each other.
+// them store the same bytes in the same place and raise the same flags. The exception is kSwitch,
+// which all ranks must use together.
 constexpr const char* why_no_sum_broadcast(SumBroadcast way, const SumBroadcastProblem& problem) {
   if (way == SumBroadcast::kCopyEngine) return nullptr;
   if (!problem.has_kernel) return "only kernels for sm_90 store at every rank what they add up";
@@ -47,10 +47,10 @@ constexpr const char* why_no_sum_broadcast(SumBroadcast way, const SumBroadcastP
   return nullptr;
 }
 
-// A rank's rows reach every rank as the same number of bytes with each way. Multicast sends them
-// once where the others send them num_ranks - 1 times, but it sends them back to their owner, too;
-// so it saves nothing between two ranks. Where the switch adds, a rank's rows enter each GPU once,
-// not once as addends and once as sums.
+// With each way, a rank receives the same number of bytes for its peers' rows. Multicast sends rows
+// once instead of num_ranks - 1 times, but also sends them back to their owner, so it saves nothing
+// between two ranks. If the switch sums, a rank's rows enter each GPU once, instead of once as
+// addends and once as sums.
 constexpr SumBroadcast choose_sum_broadcast(const SumBroadcastProblem& problem) {
   if (problem.any_order && problem.num_ranks > 2 &&
       why_no_sum_broadcast(SumBroadcast::kSwitch, problem) == nullptr) {
@@ -65,20 +65,20 @@ constexpr SumBroadcast choose_sum_broadcast(const SumBroadcastProblem& problem) 
              : SumBroadcast::kCopyEngine;
 }
 
-// Returns whether the switch would add up if the memory had a multicast address. That is known only
-// when the workspaces are there, and their size depends on a product that is described before.
+// Returns whether the switch would sum if the memory had a multicast address. That is known only
+// once the workspaces exist, and their size depends on a product that is described earlier.
 constexpr bool may_add_in_switch(SumBroadcastProblem problem) {
   problem.has_multicast = true;
   return choose_sum_broadcast(problem) == SumBroadcast::kSwitch;
 }
 
-// What an architecture's kernel adds up and stores at every rank: `bytes` of bfloat16 or float16.
-// `bytes` and all addresses are multiples of kStoreBytes. It adds in the order of sources, in fp32,
-// and gives the bits of reduce_slots (reduce.h).
+// Arguments of an architecture's kernel that sums and stores the sums at every rank: `bytes` of
+// bfloat16 or float16. `bytes` and all addresses are multiples of kStoreBytes. The kernel adds in
+// the order of sources, in fp32, and gives the bits of reduce_slots (reduce.h).
 struct SumToAll {
   const void* sources[kMaxPeers] = {};
   void* destinations[kMaxPeers] = {};  // every rank's, in the order of stores; or the multicast one
-  int32_t num_ranks;                   // sources, and destinations unless multicast
+  int32_t num_ranks;                   // number of sources, and of destinations unless multicast
   bool multicast;
   DataType dtype;
   int64_t bytes;

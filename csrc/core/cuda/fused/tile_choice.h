@@ -15,8 +15,8 @@ namespace axonn::kernels::cuda {
 // Which operand arrives during the GEMM, and where its output rows go.
 struct Traffic {
   ArrivingChunks arriving{};
-  int64_t num_ranks = 1;   // to which the rows go
-  bool in_switch = false;  // where they are added up, which may take SMs of its own
+  int64_t num_ranks = 1;   // that the rows go to
+  bool in_switch = false;  // the switch sums the rows, which may take SMs of its own
 };
 
 inline GemmProblem problem_of(const FusedGemm& gemm, const Traffic& traffic,
@@ -30,8 +30,8 @@ inline GemmProblem problem_of(const FusedGemm& gemm, const Traffic& traffic,
           .leaving = leaving_rows(traffic.num_ranks, residency.link)};
 }
 
-// Returns the config with the least modelled cost, on the largest grid that leaves room on the
-// device for those that it waits for; none if no config is legal.
+// Returns the config with the lowest modelled cost, on the largest grid that leaves room on the
+// device for the work that it waits for; none if no config is legal.
 inline std::optional<LaunchConfig> choose_tile(const FusedGemm& gemm, const Traffic& traffic,
                                                const Residency& residency,
                                                const DeviceLimits& limits) {

@@ -1,4 +1,4 @@
-// When a workspace gets other memory, and what then happens in which order.
+// Decides when a workspace gets new memory, and the order of the steps that this takes.
 #pragma once
 
 #include <cstdint>
@@ -19,10 +19,10 @@ class WorkspaceMemory {
 
   int64_t bytes() const { return bytes_; }  // of the workspace
 
-  // Notes that a call begins which uses the memory, and counts it. If a graph captures it, the
-  // graph goes on with this memory. From then on the host does not know the epoch, because replays
-  // count, too. Nor does it know the epoch behind a call that was cut short, since nobody tells
-  // whether the device has counted that one.
+  // Notes and counts the beginning of a call that uses the memory. If a graph captures the call,
+  // the graph keeps using this memory. From then on the host does not know the epoch, because
+  // replays count, too. Nor does it know the epoch after a call that was cut short, because it
+  // cannot tell whether the device has counted that call.
   void enter_call(bool is_captured, Peers& peers) {
     captured_ = captured_ || is_captured;
     was_cut_short_ = was_cut_short_ || in_call_;
@@ -30,13 +30,13 @@ class WorkspaceMemory {
     peers.host_counts = !captured_ && !was_cut_short_;
     ++peers.host_epoch;
   }
-  // Notes that all of the call has been enqueued.
+  // Notes that the whole call has been enqueued.
   void leave_call(Peers& peers) { in_call_ = peers.host_counts = false; }
 
-  // Replaces the memory by one with at least so many bytes for the workspace. The host waits for
-  // all calls first, because peers may still write what this rank has asked for. Then it calls
-  // renew(size, keep), which gets `size` bytes and sets the peers' addresses; `keep` says that a
-  // graph uses the old memory, which must then be kept, and which goes on with epochs of its own.
+  // Gets new memory with at least `bytes` for the workspace. First the host waits for all calls,
+  // because peers may still write what this rank has asked for. Then calls renew(size, keep), which
+  // allocates `size` bytes and sets the peers' addresses. `keep` says that a graph uses the old
+  // memory, which must then be kept and keeps its own epochs.
   template <typename Grow>
   void grow(int64_t bytes, const CallOrder& order, const PinnedState& pinned, Peers& peers,
             Grow&& renew) {
@@ -55,16 +55,16 @@ class WorkspaceMemory {
     bytes_ = size - kFrontBytes;
   }
 
-  bool is_captured() const { return captured_; }                  // a graph uses the memory
+  bool is_captured() const { return captured_; }                  // a graph uses this memory
   bool graphs_use_any() const { return captured_ || kept_ > 0; }  // this memory or earlier ones
-  // Notes that the memory, which no graph uses, is gone.
+  // Notes that the memory has been freed. No graph may use it.
   void release() { bytes_ = 0; }
 
  private:
   int64_t page_bytes_;     // of device memory
-  int kept_ = 0;           // earlier memories that graphs use
+  int kept_ = 0;           // number of earlier allocations that graphs use
   bool captured_ = false;  // whether a graph uses the memory
-  bool in_call_ = false;   // whether a call has begun and not ended
+  bool in_call_ = false;   // whether a call has begun but not ended
   bool was_cut_short_ = false;
   int64_t bytes_ = 0;
 };

@@ -10,17 +10,17 @@
 
 namespace axonn::kernels::cuda {
 
-// Memory grows in steps of an eighth of itself. So at most an eighth is unused, and a workspace
-// whose need rises little by little grows at most eight times until it has doubled.
+// Memory grows in steps of an eighth of its size. So at most an eighth is unused, and a workspace
+// whose need rises gradually grows at most eight times before it has doubled.
 inline constexpr int64_t kStepsPerDoubling = 8;
 
-// The flags and the rank's state in front of a workspace, and a page of device memory.
+// Size of the flags and the rank's state in front of a workspace, and of a page of device memory.
 inline constexpr int64_t kFrontBytes = 132096;
 inline constexpr int64_t kPageBytes = int64_t{2} << 20;
 
-// Returns the bytes of the memory for `front_bytes` and a workspace of at least `bytes`. The front
-// is not rounded with the workspace, which is often a power of two. `page_bytes`, a power of two,
-// is the least step.
+// Returns the allocation size for `front_bytes` and a workspace of at least `bytes`. The front is
+// not rounded together with the workspace, whose size is often a power of two. `page_bytes`, a
+// power of two, is the smallest step.
 constexpr int64_t memory_bytes(int64_t bytes, int64_t front_bytes, int64_t page_bytes) {
   if (bytes + front_bytes <= page_bytes) return page_bytes;
   const auto doubling = static_cast<int64_t>(std::bit_floor(static_cast<uint64_t>(bytes)));

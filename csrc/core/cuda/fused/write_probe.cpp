@@ -8,10 +8,10 @@
 namespace axonn::kernels::cuda {
 namespace {
 
-constexpr uint32_t kProbe = 0x5eed0001;  // unlike what fresh memory holds
-constexpr int kNoRemoteWrites = 13010;   // CUDA 13.1, as cudaDriverGetVersion tells it
+constexpr uint32_t kProbe = 0x5eed0001;  // a value that fresh memory is unlikely to hold
+constexpr int kNoRemoteWrites = 13010;   // CUDA 13.1, as cudaDriverGetVersion reports it
 
-// Where a rank's word lies in a pad.
+// Returns the address of a rank's word in a pad.
 void* probe_at(void* pad, int32_t rank) {
   return at(pad, kPadBytes + kProbeOffset + rank * static_cast<int64_t>(sizeof(uint32_t)));
 }

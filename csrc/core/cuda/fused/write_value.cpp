@@ -7,9 +7,9 @@ namespace {
 
 using WriteValue = decltype(&cuStreamWriteValue32);
 
-// The runtime finds it, so that nothing links to the driver, which machines without a GPU lack.
+// Looked up through the runtime, so nothing links to the driver, which machines without GPUs lack.
 WriteValue find_write_value() {
-  // From this version of CUDA on, the function needs no setting of the kernel's module.
+  // From this CUDA version on, the function needs no setting of the kernel module.
   constexpr unsigned kVersion = 12000;
   void* function = nullptr;
   cudaDriverEntryPointQueryResult result{};
@@ -32,7 +32,7 @@ void load_write_value() { (void)found_write_value(); }
 cudaError_t write_value(void* to, uint32_t value, cudaStream_t stream) {
   const WriteValue write = found_write_value();
   if (write == nullptr) return cudaErrorNotSupported;
-  // Errors of the driver have the numbers of the runtime's.
+  // Driver errors have the same numbers as runtime errors.
   return static_cast<cudaError_t>(
       write(stream, reinterpret_cast<CUdeviceptr>(to), value, CU_STREAM_WRITE_VALUE_DEFAULT));
 }

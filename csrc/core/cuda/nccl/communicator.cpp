@@ -27,7 +27,7 @@ Communicator::Communicator(CommunicatorGrid& grid, const AxisRanks& axis, ncclCo
       rank_(std::find(axis.ranks.begin(), axis.ranks.end(), grid.rank_) - axis.ranks.begin()),
       size_(static_cast<int64_t>(axis.ranks.size())),
       comm_(comm) {
-  // Ranks with the same name for their axis but with other members are another group.
+  // Groups along the same axis share its name, so their first rank tells them apart.
   const auto prefix = grid.prefix_ + "/" + axis_ + "/" + std::to_string(axis.ranks[0]);
   log_ = std::make_shared<CallLog>(CallLogOptions{.axis = axis_,
                                                   .prefix = prefix,
@@ -56,7 +56,7 @@ PendingCall Communicator::all_reduce(const void* input, void* output, int64_t co
   });
 }
 
-// NCCL has all-to-alls of its own from 2.28 on only. What `enqueue` opens makes one call of these.
+// NCCL has no all-to-all before 2.28. The group that `enqueue` opens fuses these calls into one.
 PendingCall Communicator::all_to_all(const void* input, void* output, int64_t count,
                                      kernels::DataType dtype, cudaStream_t caller) {
   const auto* sent = static_cast<const char*>(input);
@@ -76,7 +76,7 @@ PendingCall Communicator::all_to_all(const void* input, void* output, int64_t co
                });
 }
 
-// The order is: caller's stream -> our stream -> the event that the result waits for.
+// Order: caller's stream -> our stream -> the event that the result waits for.
 PendingCall Communicator::issue(const std::string& signature, cudaStream_t caller,
                                 const Issue& call) {
   if (!grid_.process_.is_this()) grid_.process_.refuse(signature, rank_, axis_);
@@ -97,21 +97,21 @@ PendingCall Communicator::issue(const std::string& signature, cudaStream_t calle
     }
     auto end = std::make_shared<cuda::Event>();
     end->record(stream_.get());
-    // An event of a capture cannot be queried, and a graph that is replayed is not watched.
+    // A captured event cannot be queried, and graph replays are not watched.
     if (is_capturing(stream_.get())) {
       log_->complete(sequence);
     } else {
       watched_->add(sequence, signature, [end] { return end->is_done(); });
     }
     return PendingCall(std::move(end));
-  } catch (const NotAccepted&) {  // at their first calls, NCCL waits for all ranks to connect
+  } catch (const NotAccepted&) {  // at the first call, NCCL waits for all ranks to connect
     log_->publish();
     const std::string why =
         log_->explain_timeout(sequence, signature, grid_.options_.timeout.count());
     grid_.watch_->fail(why);
     throw CommunicationError(why);
   } catch (const std::exception& error) {
-    grid_.watch_->fail(error.what());  // peers have issued the call, or will: end their wait
+    grid_.watch_->fail(error.what());  // peers have issued or will issue the call: end their wait
     throw;
   }
 }
@@ -122,7 +122,7 @@ void Communicator::enqueue(const std::string& signature, const Issue& call) {
   if (comm_ == nullptr) throw CommunicationError("axis " + axis_ + ": was closed");
   AXONN_NCCL_CHECK(ncclGroupStart());
   const ncclResult_t result = call(comm_, stream_.get());
-  const ncclResult_t end = ncclGroupEnd();  // even after an error, because NCCL waits for it
+  const ncclResult_t end = ncclGroupEnd();  // needed even after an error, because NCCL waits for it
   if (result != ncclSuccess && result != ncclInProgress)
     throw_nccl(result, what, __FILE__, __LINE__);
   grid_.settle(end, comm_, what);
@@ -130,7 +130,7 @@ void Communicator::enqueue(const std::string& signature, const Issue& call) {
 
 void Communicator::check_async() {
   const std::unique_lock lock(mutex_, std::try_to_lock);
-  if (!lock || comm_ == nullptr) return;  // a call is being issued, which checks by itself
+  if (!lock || comm_ == nullptr) return;  // a call is being issued, and checks for errors itself
   ncclResult_t state = ncclSuccess;
   AXONN_NCCL_CHECK(ncclCommGetAsyncError(comm_, &state));
   if (state == ncclSuccess || state == ncclInProgress) return;

@@ -1,15 +1,15 @@
-// The NCCL communicators of a grid: one per axis, split from one parent, each with a stream of its
-// own.
+// The NCCL communicators of a grid: one per axis, split from one parent, each with its own
+// stream.
 //
-// Every call is ordered by events: the communicator's stream waits for what the caller's stream has
-// enqueued so far, runs the collective, and marks its end; the caller lets a stream wait for that
-// mark when it needs the result. The host never waits, except for NCCL to accept the call.
+// Events order every call: the communicator's stream waits for everything that the caller's stream
+// has enqueued so far, runs the collective, and records its end; the caller makes a stream wait for
+// that event when it needs the result. The host never waits, except for NCCL to accept the call.
 //
-// Calls may be captured in graphs, whose replays nobody watches. The graphs must be destroyed
+// Calls may be captured in graphs, whose replays are not watched. The graphs must be destroyed
 // before the grid is closed or destroyed, because NCCL waits for that when it ends a communicator.
 //
-// A thread watches all of them. The first error, and the first call that takes longer than the
-// timeout, aborts every communicator of the grid on every rank; from then on every call throws the
+// A thread watches all communicators. The first error, or the first call that exceeds the timeout,
+// aborts every communicator of the grid on every rank; from then on, every call throws a
 // CommunicationError that says what happened.
 #pragma once
 
@@ -36,8 +36,8 @@ namespace axonn::comm {
 
 struct CommunicatorOptions {
   int device = 0;
-  int max_ctas = 0;            // 0: as NCCL chooses
-  bool compare_calls = false;  // each call is compared with the peers' before it is issued
+  int max_ctas = 0;            // 0: NCCL chooses
+  bool compare_calls = false;  // compare each call with the peers' before issuing it
   std::chrono::duration<double> timeout = std::chrono::minutes(10);
 };
 
@@ -47,12 +47,12 @@ struct AxisRanks {
   std::vector<int64_t> ranks;
 };
 
-// A call under way, with the point on the communicator's stream at which it ends.
+// A call in flight, with the event that marks its end on the communicator's stream.
 class PendingCall {
  public:
   explicit PendingCall(std::shared_ptr<cuda::Event> end) : end_(std::move(end)) {}
 
-  // Lets what is enqueued on the stream from now on see the result.
+  // Makes everything enqueued on the stream from now on wait for the result.
   void block(cudaStream_t stream) const { end_->block(stream); }
 
  private:
@@ -73,7 +73,7 @@ class Communicator {
   int64_t rank() const { return rank_; }
   int64_t size() const { return size_; }
   cudaStream_t stream() const { return stream_.get(); }
-  // The stream for one who will use it even after this communicator has ended.
+  // The stream, kept for a caller that uses it even after this communicator has ended.
   cudaStream_t stream_that_stays() {
     stream_.stay();
     return stream_.get();
@@ -85,7 +85,7 @@ class Communicator {
   // output[i] = sum over ranks of input[i], in dtype and in NCCL's order.
   PendingCall all_reduce(const void* input, void* output, int64_t count, kernels::DataType dtype,
                          cudaStream_t caller);
-  // Block r of input, of count elements, becomes block `rank` of rank r's output.
+  // Block r of input, `count` elements, becomes block `rank` of rank r's output.
   PendingCall all_to_all(const void* input, void* output, int64_t count, kernels::DataType dtype,
                          cudaStream_t caller);
 
@@ -113,15 +113,15 @@ class Communicator {
 
 class CommunicatorGrid {
  public:
-  // Collective over the world. `axes` are those with more than one rank, with the same names in the
-  // same order on every rank. `prefix` begins the store's keys; it is equal on all ranks and is
-  // used once. Throws CommunicationError if the ranks do not come together within the timeout.
-  // Other threads must not use the stores; `watch_store` is only for the watching thread.
+  // Collective over the world. `axes` lists the axes with more than one rank, with the same names
+  // in the same order on every rank. `prefix` begins the store's keys; it is equal on all ranks and
+  // used once. Throws CommunicationError if the ranks do not meet within the timeout. Other threads
+  // must not use the stores; only the watching thread uses `watch_store`.
   CommunicatorGrid(CommunicatorOptions options, int64_t rank, int64_t world_size,
                    const std::vector<AxisRanks>& axes, const std::string& prefix,
                    std::shared_ptr<KeyValueStore> store,
                    std::shared_ptr<KeyValueStore> watch_store);
-  // Aborts what is still under way, and does not wait for other ranks.
+  // Aborts calls in flight, and does not wait for other ranks.
   ~CommunicatorGrid();
   CommunicatorGrid(const CommunicatorGrid&) = delete;
   CommunicatorGrid& operator=(const CommunicatorGrid&) = delete;
@@ -142,17 +142,17 @@ class CommunicatorGrid {
   ncclComm_t connect(int64_t rank, int64_t world_size, const std::string& prefix);
   std::unique_ptr<Communicator> split(const AxisRanks& axis);
   ncclConfig_t config() const;
-  // Waits until NCCL has accepted what returned `result`. Throws naming `what`.
+  // Waits until NCCL has accepted the call that returned `result`. Errors name `what`.
   void settle(ncclResult_t result, ncclComm_t comm, const std::string& what) const;
   void check_health();
   void abort_all();
 
-  const OwnProcess process_;  // a fork has neither the watching thread nor a GPU
+  const OwnProcess process_;  // a forked process has neither the watching thread nor a GPU
   const CommunicatorOptions options_;
   const int64_t rank_;
   const std::string prefix_;
   const std::shared_ptr<KeyValueStore> store_, watch_store_;
-  // Where NCCL stores communicators that it makes. It may do so after this rank has given up
+  // Where NCCL stores the communicators that it makes. It may do so after this rank has given up
   // waiting.
   std::deque<ncclComm_t> made_;
   std::mutex parent_mutex_;

@@ -31,7 +31,7 @@ CommunicatorGrid::CommunicatorGrid(CommunicatorOptions options, int64_t rank, in
       prefix_(prefix),
       store_(std::move(store)),
       watch_store_(std::move(watch_store)) {
-  for (const auto& axis : axes) (void)key_of(axis, rank);  // before anything collective
+  for (const auto& axis : axes) (void)key_of(axis, rank);  // throws before any collective
   const cuda::DeviceGuard guard(options_.device);
   try {
     parent_ = connect(rank, world_size, prefix);
@@ -52,12 +52,12 @@ CommunicatorGrid::CommunicatorGrid(CommunicatorOptions options, int64_t rank, in
 }
 
 CommunicatorGrid::~CommunicatorGrid() {
-  if (!process_.is_this()) {  // the thread and the communicators' connections are the parent's
+  if (!process_.is_this()) {  // the thread and the connections belong to the parent
     (void)watch_.release();
     for (auto& one : communicators_) (void)one.release();
     return;
   }
-  watch_.reset();  // joins the thread, so nobody else touches the communicators
+  watch_.reset();  // joins the thread, so nothing else uses the communicators
   abort_all();
 }
 
@@ -86,12 +86,12 @@ ncclComm_t CommunicatorGrid::connect(int64_t rank, int64_t world_size, const std
   ncclComm_t& comm = made_.emplace_back(nullptr);
   const ncclResult_t result = ncclCommInitRankConfig(&comm, static_cast<int>(world_size), id,
                                                      static_cast<int>(rank), &settings);
-  parent_ = comm;  // it is aborted if the next line throws
+  parent_ = comm;  // so that it is aborted if the next line throws
   settle(result, comm, "connecting " + std::to_string(world_size) + " ranks");
   return comm;
 }
 
-// An axis shares no resources with the parent, because they run at the same time.
+// An axis shares no resources with the parent, because both run at the same time.
 std::unique_ptr<Communicator> CommunicatorGrid::split(const AxisRanks& axis) {
   ncclConfig_t settings = config();
   ncclComm_t& comm = made_.emplace_back(nullptr);
@@ -101,7 +101,7 @@ std::unique_ptr<Communicator> CommunicatorGrid::split(const AxisRanks& axis) {
            what);
     settle(ncclInProgress, comm, what);
     return std::unique_ptr<Communicator>(new Communicator(*this, axis, comm));
-  } catch (...) {  // nobody owns it yet
+  } catch (...) {  // nothing owns the communicator yet
     if (comm != nullptr) (void)ncclCommAbort(comm);
     throw;
   }
@@ -117,7 +117,7 @@ ncclConfig_t CommunicatorGrid::config() const {
 
 void CommunicatorGrid::settle(ncclResult_t result, ncclComm_t comm, const std::string& what) const {
   settle_nccl(result, comm, what, options_.timeout, [this] {
-    if (watch_ != nullptr) check();  // if a peer has failed, it will not come
+    if (watch_ != nullptr) check();  // a peer that has failed will not join the call
   });
 }
 
@@ -129,8 +129,8 @@ void CommunicatorGrid::check_health() {
   for (const auto& one : communicators_) one->check_async();
 }
 
-// An abort waits for the communicator's own kernels, which may be enqueued behind those of another
-// axis. In a group, NCCL tells the kernels of all before it waits for any.
+// An abort waits for the communicator's own kernels, which may be queued behind those of another
+// axis. In a group, NCCL signals the kernels of all communicators before it waits for any.
 void CommunicatorGrid::abort_all() {
   const bool grouped = ncclGroupStart() == ncclSuccess;
   for (const auto& one : communicators_) one->abort();

@@ -19,7 +19,7 @@ NcclChunks::NcclChunks(int64_t rank, int64_t num_ranks, comm::KeyValueStore& sto
   settings.blocking = 0;
   settings.maxCTAs = kMostCtas;
   // By default NCCL's CTAs form a cluster on sm_90. All CTAs of a cluster need SMs of one GPC at
-  // the same time, but the SMs that the GEMM leaves may be anywhere.
+  // the same time, but the SMs that the GEMM leaves free may be anywhere.
   settings.cgaClusterSize = 0;
   const ncclResult_t result = ncclCommInitRankConfig(&comm_, static_cast<int>(num_ranks), id,
                                                      static_cast<int>(rank), &settings);
@@ -42,7 +42,7 @@ void NcclChunks::exchange(const Message& message, cudaStream_t stream) {
       ncclSend(message.sent, bytes, ncclInt8, static_cast<int>(message.to), comm_, stream);
   const ncclResult_t received =
       ncclRecv(message.received, bytes, ncclInt8, static_cast<int>(message.from), comm_, stream);
-  const ncclResult_t end = ncclGroupEnd();  // even after an error, because NCCL waits for it
+  const ncclResult_t end = ncclGroupEnd();  // needed even after an error, because NCCL waits for it
   const std::string what = "a chunk to rank " + std::to_string(message.to) + " and from rank " +
                            std::to_string(message.from);
   for (const ncclResult_t result : {sent, received}) {

@@ -11,8 +11,8 @@ namespace axonn::kernels::sm90 {
 using cuda::Arriving;
 
 // Adds waits to the loads of a CUTLASS mainloop; its math does not change. The rows of A, the
-// columns of B or K arrive in chunks. Along K, a tile's sum begins with this rank's own shard and
-// follows the order of arrival, which depends on the rank and never on timing.
+// columns of B or the K dimension arrive in chunks. Along K, a tile's sum begins with this rank's
+// own shard and follows the order of arrival, which depends on the rank and never on timing.
 template <class Base>
 struct ArrivalMainloop : Base {
   using PipelineState = typename Base::PipelineState;
@@ -62,8 +62,8 @@ struct ArrivalMainloop : Base {
   }
 
  private:
-  // Returns the tiles of A of one batch as batch 0, and B, which is the same for all batches. The
-  // batches are the destinations of the result's rows.
+  // Returns A's tiles of one batch, as batch 0, and B, which all batches share. The batches are the
+  // destinations of the result's rows.
   template <class TensorA, class TensorB>
   CUTLASS_DEVICE static auto of_batch(const cute::tuple<TensorA, TensorB>& inputs, int batch) {
     using cute::_;
@@ -80,8 +80,8 @@ struct ArrivalMainloop : Base {
                         ~ArrivalPlan::first(chunk_at(arrivals, begin)));
   }
 
-  // Loads K tiles, from the first that lies wholly in the own shard round to the one before it; it
-  // loads as many at a time as one wait allows.
+  // Loads the K tiles, from the first one entirely in this rank's shard around to the one before
+  // it. Loads as many at a time as one wait allows.
   template <class LoadK>
   CUTLASS_DEVICE void load_in_order_of_arrival(const ArrivalPlan& arrivals, int num_tiles,
                                                LoadK&& load_k) {
@@ -101,15 +101,15 @@ struct ArrivalMainloop : Base {
     }
   }
 
-  // Returns the chunk that a position lies in. Each lane looks at one chunk.
+  // Returns the chunk that contains a position. Each lane looks at one chunk.
   CUTLASS_DEVICE static int chunk_at(const ArrivalPlan& arrivals, int position) {
     const int lane = cutlass::canonical_lane_idx();
     const bool before = lane < arrivals.num_chunks && arrivals.chunk_end[lane] <= position;
     return __popc(__ballot_sync(0xffffffff, before));
   }
 
-  // Each lane waits for one chunk. Pairs with the release of whoever delivers: push_flag after a
-  // copy, or store_release.
+  // Each lane waits for one chunk. Pairs with the sender's release: push_flag after a copy, or
+  // store_release.
   CUTLASS_DEVICE void await(const ArrivalPlan& arrivals, uint32_t wanted) {
     wanted &= ~arrived_;
     if (wanted == 0) return;
@@ -118,7 +118,7 @@ struct ArrivalMainloop : Base {
       cuda::await_rows(cuda::flag_at(arrivals.pad, lane), *arrivals.epoch, arrivals.limit,
                        {arrivals.chunks_per_shard, lane});
     }
-    __syncwarp();  // orders every lane's acquire before what the elected lane does next
+    __syncwarp();  // orders every lane's acquire before the elected lane's loads
     // The acquires order generic accesses; the loads that follow go through the async proxy.
     asm volatile("fence.proxy.async.global;" ::: "memory");
     arrived_ |= wanted;

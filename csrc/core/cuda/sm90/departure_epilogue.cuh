@@ -9,13 +9,13 @@
 namespace axonn::kernels::sm90 {
 
 // Wraps CUTLASS's TMA epilogue, with one set of descriptors per destination; the batch index
-// selects it. The cooperative kernel calls store_tail at the end alone. So a tile is announced in
-// front of the next one's stores, or at the end: by then its own are complete, or nearly so, and
-// the warps that multiply have not waited for them. The pingpong kernel has a tail behind each
-// tile. So a tile is announced there, while the other warpgroup multiplies. But the other one's
-// epilogue is held up until then, because the kernel lets it begin (math_wg_order_barrier) behind
-// the tail. This costs time where a tile's math is shorter than its epilogue and its way to the
-// destination.
+// selects the set. The cooperative kernel calls store_tail only at the end. So a tile is announced
+// just before the next tile's stores, or at the end: by then its own stores are complete, or
+// nearly so, and the math warps have not waited for them. The pingpong kernel has a tail after
+// each tile. So a tile is announced there, while the other warpgroup runs its math. But this
+// delays the other warpgroup's epilogue, which the kernel lets begin (math_wg_order_barrier) only
+// after the tail. This costs time if a tile's math is shorter than its epilogue plus its way to
+// the destination.
 template <class Base, bool TailBehindEachTile>
 class DepartureEpilogue : public Base {
  public:
@@ -76,12 +76,12 @@ class DepartureEpilogue : public Base {
         base.store(load_pipeline, load_state, store_pipeline, store_state,
                    cute::make_shape(size_m, size_n, size_k, 1), tile, cute::make_coord(m, n, k, 0),
                    accumulators, mma, thread_idx, shared, subtile);
-    const bool beyond = m * kBlockM >= size_m || n * kBlockN >= size_n;  // fills up a cluster
+    const bool beyond = m * kBlockM >= size_m || n * kBlockN >= size_n;  // only fills a cluster
     if (thread_idx < cutlass::NumThreadsPerWarp && !beyond) stored_ = m * cuda::kMaxPeers + rank;
     return next;
   }
 
-  // All math warps call this behind their last tile, or behind each tile.
+  // All math warps call this after their last tile, or after each tile.
   CUTLASS_DEVICE auto store_tail(LoadPipeline load_pipeline, LoadPipelineState load_state,
                                  StorePipeline store_pipeline, StorePipelineState store_state) {
     const auto next = Base::store_tail(load_pipeline, load_state, store_pipeline, store_state);
@@ -97,28 +97,28 @@ class DepartureEpilogue : public Base {
   }
 
   // The warp that issued the tile's stores calls this; in pingpong, each warpgroup has such a warp.
-  // Whoever counts the last tile of a chunk raises the chunk's flag at the destination.
+  // The warp that counts the last tile of a chunk raises the chunk's flag at the destination.
   CUTLASS_DEVICE void announce(int rank, int row_of_tiles) const {
-    // Waits until the stores are complete, not only read from shared memory.
+    // Waits until the stores are complete, not just read from shared memory.
     asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
     // The stores went through the async proxy; the flag goes through the generic one.
     asm volatile("fence.proxy.async.global;" ::: "memory");
-    __syncwarp();  // whichever lane stored, lane 0 comes after it
+    __syncwarp();  // orders lane 0 after the lane that stored
     if (cutlass::canonical_lane_idx() != 0) return;
     const DeparturePlan& departures = params_.departures;
     int chunk = 0;
     while (departures.row_end[chunk] <= row_of_tiles) ++chunk;
     uint32_t* counter = departures.counters + rank * departures.chunks_per_shard + chunk;
     // The add acquires and releases: the last warp has seen all others' tiles when it raises the
-    // flag, and by causality so has whoever acquires the flag.
+    // flag, and by causality so has any thread that acquires the flag.
     if (cuda::add_acq_rel(counter, 1) + 1 != departures.num_tiles[chunk]) return;
-    *counter = 0;  // for the next call, whose kernel starts behind this one
+    *counter = 0;  // for the next call, whose kernel starts after this one
     const int flag = departures.rank * departures.chunks_per_shard + chunk;
     cuda::store_release(cuda::flag_at(departures.pads[rank], flag), *departures.epoch);
   }
 
   const Params& params_;
-  int stored_ = -1;  // row of tiles and rank of a tile that this warp has stored, not announced
+  int stored_ = -1;  // row of tiles and rank of a tile that this warp has yet to announce
 };
 
 }  // namespace axonn::kernels::sm90

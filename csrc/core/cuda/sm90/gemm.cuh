@@ -1,5 +1,5 @@
-// The sm_90 GEMM: CUTLASS's warp-specialised mainloop and TMA epilogue, with our order of tiles,
-// waits and destinations. Each file *_sm90.cu builds some of its instances.
+// The sm_90 GEMM: CUTLASS's warp-specialised mainloop and TMA epilogue, with our own tile order,
+// waits and destinations. Each *_sm90.cu file builds some of its instances.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -22,7 +22,7 @@
 
 namespace axonn::kernels::sm90 {
 
-// The tile at that place in the list, in CUTLASS's form.
+// The tile at position Index of kSm90Tiles, in CUTLASS's form.
 template <std::size_t Index>
 struct Tiles {
   static constexpr LaunchConfig kListed = config_of(kSm90Tiles[Index], kSm90ElementBytes);
@@ -31,17 +31,17 @@ struct Tiles {
   using Cluster = cute::Shape<cute::Int<kListed.cluster_m>, cute::Int<kListed.cluster_n>, cute::_1>;
 };
 
-// With `Departs` the rows of D leave. Otherwise D stays, and a bias and a residual can be added.
+// If `Departs`, the rows of D leave. Otherwise D stays, and a bias and a residual can be added.
 template <class Element, bool ATransposed, bool BTransposed, class Tiles, bool Departs>
 struct Gemm {
   using Tile = typename Tiles::Tile;
   using Cluster = typename Tiles::Cluster;
   using RowMajor = cutlass::layout::RowMajor;
   using ColumnMajor = cutlass::layout::ColumnMajor;
-  // The layouts are those of [m, k] and [k, n].
+  // Layouts of A as [m, k] and of B as [k, n].
   using LayoutA = std::conditional_t<ATransposed, ColumnMajor, RowMajor>;
   using LayoutB = std::conditional_t<BTransposed, ColumnMajor, RowMajor>;
-  static constexpr int kAlignment = 16 / sizeof(Element);  // TMA's
+  static constexpr int kAlignment = 16 / sizeof(Element);  // required by TMA
 
   static constexpr bool kPingpong = Tiles::kListed.schedule == Schedule::kPingpong;
   using MainloopSchedule =
@@ -49,7 +49,7 @@ struct Gemm {
                          cutlass::gemm::KernelTmaWarpSpecializedCooperative>;
   using EpilogueSchedule = std::conditional_t<kPingpong, cutlass::epilogue::TmaWarpSpecialized,
                                               cutlass::epilogue::TmaWarpSpecializedCooperative>;
-  // This is added to D where it stays. What leaves is a part of a sum, to which nothing is added.
+  // The addend's type if D stays. Rows that leave are part of a sum, and get no addend.
   using Source = std::conditional_t<Departs, void, Element>;
   using Fusion = std::conditional_t<
       Departs, cutlass::epilogue::fusion::LinearCombination<Element, float, void, float>,
@@ -119,8 +119,8 @@ struct Gemm {
   }
 
  private:
-  // The batches of A are the destinations' rows. B is one matrix, of which only batch 0 is read;
-  // only the descriptor needs its batch stride.
+  // The batches of A are the destinations' rows. B is a single matrix: only batch 0 is read, and
+  // only the descriptor needs a batch stride.
   static void set_operands(typename Mainloop::Arguments& mainloop, const cuda::FusedGemm& gemm,
                            int m) {
     mainloop.ptr_A = static_cast<const Element*>(gemm.a);
@@ -138,8 +138,8 @@ struct Gemm {
     mainloop.arrivals = arrival_plan(gemm, kConfig);
   }
 
-  // Returns whether the driver has encoded every descriptor. Where it refuses one, CUTLASS leaves
-  // zeros and goes on: it asserts, which NDEBUG leaves out.
+  // Returns whether the driver has encoded every descriptor. If it rejects one, CUTLASS leaves
+  // zeros and goes on: it only asserts, which NDEBUG disables.
   static bool are_encoded(const typename Kernel::Params& params, int batches) {
     if (!is_encoded(params.mainloop.tma_load_a) || !is_encoded(params.mainloop.tma_load_b)) {
       return false;
@@ -168,7 +168,7 @@ struct Gemm {
       epilogue.ptr_C = nullptr;
       epilogue.departures = departure_plan(gemm, kConfig);
     } else {
-      // A descriptor needs an address even where nothing is read.
+      // The descriptor needs an address even if nothing is read.
       epilogue.ptr_C = static_cast<const Element*>(gemm.residual ? gemm.residual : gemm.d);
       epilogue.ptr_D = static_cast<Element*>(gemm.d);
       epilogue.thread.beta = gemm.residual ? 1 : 0;

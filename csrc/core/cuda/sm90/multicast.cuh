@@ -1,5 +1,5 @@
-// Accesses to the memory of all ranks at once, by a multicast address. Such an address takes only
-// these accesses, and these accesses take only such addresses.
+// Accesses to the memory of all ranks at once, through a multicast address. Such an address allows
+// only these accesses, and these accesses allow only such an address.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -10,7 +10,7 @@
 
 namespace axonn::kernels::sm90 {
 
-// Stores 16 bytes at all ranks. The type only says how many bytes move; nothing is rounded.
+// Stores 16 bytes at all ranks. The type f32 only gives the size; nothing is rounded.
 __device__ inline void store_multicast(void* address, const uint4& bits) {
   asm volatile("multimem.st.relaxed.sys.global.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(address),
                "f"(__uint_as_float(bits.x)), "f"(__uint_as_float(bits.y)),
@@ -18,8 +18,8 @@ __device__ inline void store_multicast(void* address, const uint4& bits) {
                : "memory");
 }
 
-// Returns the sums of 16 bytes of elements of all ranks. The switch adds in fp32, in an order of
-// its own, and rounds to T.
+// Returns 16 bytes of elements, each summed over all ranks. The switch adds in fp32, in its own
+// order, and rounds to T.
 template <typename T>
 __device__ uint4 load_multicast_sum(const void* address) {
   static_assert(std::is_same_v<T, __nv_bfloat16> || std::is_same_v<T, __half>);

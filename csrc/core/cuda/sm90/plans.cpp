@@ -12,9 +12,9 @@ namespace {
 using comm::ceil_div;
 using cuda::Arriving;
 
-// The number of rows (columns) of tiles that take turns before the next tile across, so that both
-// operands of the tiles in flight fit L2. With K = 8192 in bf16, 8 clusters of 256 rows, as those
-// of the tiles of 256 columns, are 34 MB of H100's 50, and 8 of 128 rows 17 MB. A guess.
+// Rows (columns) of tiles that are worked on before the next tile across, so that both operands of
+// the tiles in flight fit in L2. With K = 8192 in bf16, 8 clusters of 256 rows, as tiles of 256
+// columns have, take 34 MB of the H100's 50 MB, and 8 of 128 rows take 17 MB. A guess.
 constexpr int64_t kMaxGroup = 8;
 
 static_assert(every_sm90_tile([](const LaunchConfig& c) {
@@ -27,8 +27,8 @@ static_assert(every_sm90_tile([](const LaunchConfig& c) {
               }),
               "kSm90Tiles: the rows that leave are cut at kPartRows, which must be whole tiles");
 
-// Returns how many tiles of `block` take turns where a chunk has `chunk` elements: no more than
-// arrive (or leave) together, because otherwise the first would wait for the last.
+// Returns how many tiles of `block` elements take turns if a chunk has `chunk` elements: no more
+// than arrive (or leave) together, because otherwise the first would wait for the last.
 int64_t group_of(int64_t chunk, int64_t block) {
   return std::clamp<int64_t>(chunk / block, 1, kMaxGroup);
 }

@@ -1,5 +1,5 @@
-// Derives what a FusedGemm means to a kernel of given tiles: its plans, laid out as the warps read
-// them. This is host code without CUDA's headers, so that CPU tests cover it.
+// Derives a kernel's plans for its tiles from a FusedGemm, laid out as the warps read them. This is
+// host code without CUDA headers, so that CPU tests cover it.
 #pragma once
 
 #include <cstdint>
@@ -11,25 +11,25 @@
 
 namespace axonn::kernels::sm90 {
 
-// The arrivals, by the ordinal of their chunk; a lane of the producer warp handles each chunk.
+// Arrivals, indexed by the chunk's ordinal; one lane of the producer warp handles each chunk.
 struct ArrivalPlan {
   cuda::Arriving dim;
-  int32_t count;                        // of the dimension
+  int32_t count;                        // size of the dimension
   int32_t num_chunks;                   // 1 to kMaxChunks
-  int32_t chunks_per_shard;             // for messages
-  int32_t first_block;                  // along K: where a tile's sum begins
-  int32_t chunk_end[cuda::kMaxChunks];  // position behind each chunk; it never decreases
+  int32_t chunks_per_shard;             // for error messages
+  int32_t first_block;                  // along K: the block at which a tile's sum begins
+  int32_t chunk_end[cuda::kMaxChunks];  // end position of each chunk; never decreases
   const void* pad;
   const uint32_t* epoch;
   cuda::SpinLimit limit;
 
-  // Returns a mask with a bit for each of the first `number` chunks.
+  // Returns a mask of the first `number` chunks.
   AXONN_HOST_DEVICE static constexpr uint32_t first(int number) {
     return number >= 32 ? ~uint32_t{0} : (uint32_t{1} << number) - 1;
   }
   AXONN_HOST_DEVICE constexpr uint32_t all() const { return first(num_chunks); }
 
-  // Returns up to where a walk along K may go on without another wait, if it is at `tile`, whose
+  // Returns the K tile up to which loads may go on without another wait, starting at `tile`, whose
   // last element lies in `chunk`.
   AXONN_HOST_DEVICE constexpr int stop(int chunk, int tile, int block_k, int num_tiles) const {
     const int end = chunk_end[chunk];
@@ -38,27 +38,27 @@ struct ArrivalPlan {
   }
 };
 
-// The chunks of a destination's rows, which are alike for all destinations.
+// The chunks of a destination's rows, the same for all destinations.
 struct DeparturePlan {
   int32_t num_ranks;
   int32_t rank;
   int32_t chunks_per_shard;
-  int32_t row_end[comm::kMaxChunksPerShard];     // in tiles: behind the last row of tiles of each
-  uint32_t num_tiles[comm::kMaxChunksPerShard];  // in each
+  int32_t row_end[comm::kMaxChunksPerShard];     // end of each chunk, in rows of tiles
+  uint32_t num_tiles[comm::kMaxChunksPerShard];  // in each chunk
   void* slots[cuda::kMaxPeers];
   void* pads[cuda::kMaxPeers];
   uint32_t* counters;
   const uint32_t* epoch;
 };
 
-// The order in which clusters of tiles are worked on. Where rows (columns) arrive, the own ones
-// come first; where rows leave, the next rank's come first and the own ones last.
+// The order in which clusters of tiles are worked on. If rows (columns) arrive, this rank's own
+// come first; if rows leave, the next rank's come first and this rank's own last.
 struct TileGrid {
   TileOrder order;
   bool along_columns;
 };
 
-// Returns why no kernel computes the GEMM, or null if one does.
+// Returns why no kernel supports the GEMM, or null if one does.
 const char* why_unsupported(const cuda::FusedGemm& gemm);
 
 // These return the plans of a supported GEMM.

@@ -1,4 +1,4 @@
-// A sum that is stored at every rank as it is made.
+// A sum that is stored at every rank as it is computed.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -7,11 +7,11 @@
 
 namespace axonn::kernels::sm90 {
 
-// Enqueues the sum. The slots must be complete before it starts, and peers must be told of the sum
-// only after it. Returns cudaErrorInvalidValue for what SumToAll does not allow.
+// Enqueues the sum. The slots must be complete before it starts; peers may be told of the sum only
+// after it. Returns cudaErrorInvalidValue if `sum` breaks SumToAll's rules.
 cudaError_t sum_to_all(const cuda::SumToAll& sum, cudaStream_t stream);
 
-// Loads its kernels onto the current device.
+// Loads the kernels onto the current device.
 cudaError_t load_sum_to_all();
 
 }  // namespace axonn::kernels::sm90

@@ -68,7 +68,7 @@ const char* why_unsupported_departures(const FusedGemm& gemm) {
     return "a shard leaves in 1 to 4 chunks";
   }
   if (gemm.m % departures.num_ranks != 0) return "ranks must share the rows evenly";
-  // The batches of A begin at a destination's first row.
+  // Each batch of A begins at a destination's first row, which must be aligned.
   if (gemm.a_transposed && !is_aligned(gemm.m / departures.num_ranks, gemm.dtype)) {
     return "a destination's rows of a transposed A must be a multiple of 16 bytes";
   }

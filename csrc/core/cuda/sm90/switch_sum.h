@@ -1,4 +1,4 @@
-// The sum of an all-reduce that the switch between the GPUs adds up while the GEMM goes on.
+// The sum of an all-reduce, computed by the switch between the GPUs while the GEMM runs.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -8,12 +8,12 @@
 
 namespace axonn::kernels::sm90 {
 
-// Enqueues the sum. It waits for the parts by their flags, so it runs beside the GEMM, on another
-// stream. Returns cudaErrorInvalidValue for what SwitchSum does not allow.
+// Enqueues the sum. It waits for each part's flags, so it runs next to the GEMM, on another stream.
+// Returns cudaErrorInvalidValue if `sum` breaks SwitchSum's rules.
 cudaError_t sum_in_switch(const cuda::Peers& peers, const cuda::SwitchSum& sum,
                           cudaStream_t stream);
 
-// Loads its kernels onto the current device.
+// Loads the kernels onto the current device.
 cudaError_t load_switch_sum();
 
 }  // namespace axonn::kernels::sm90

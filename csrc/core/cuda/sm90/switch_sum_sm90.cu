@@ -18,9 +18,9 @@ constexpr int kWarp = 32;
 constexpr int kSumThreads = 256;
 constexpr int kCopyThreads = 256;
 constexpr int kThreads = kSumThreads + kCopyThreads + kWarp;  // the last warp relays
-constexpr int kSumBarrier = 1, kCopyBarrier = 2;              // of the hardware's 16; 0 is all's
-// Vectors that a thread has in flight: 16 SMs of 256 threads then have 512 KiB, about what a link
-// of 309 GB/s carries in 2 us. A guess.
+constexpr int kSumBarrier = 1, kCopyBarrier = 2;              // of 16 in hardware; 0: __syncthreads
+// Vectors in flight per thread: 16 SMs with 256 threads then have 512 KiB in flight, about what a
+// link of 309 GB/s carries in 2 us. A guess.
 constexpr int kInFlight = 8;
 static_assert(kMaxPeers <= kWarp, "a lane for each");
 static_assert(3 * kMaxPeers * kMaxChunks <= cuda::kDoneFlags);
@@ -38,7 +38,7 @@ __device__ void sync_threads() {
   asm volatile("bar.sync %0, %1;" ::"n"(kBarrier), "n"(kMeeting) : "memory");
 }
 
-// Waits, with a lane for each rank, until all ranks have announced a part of a phase.
+// Waits, with one lane per rank, until all ranks have announced a part of a phase.
 __device__ void await_part(const Peers& peers, const SwitchSum& sum, int phase, int part, int lane,
                            const cuda::SpinLimit& limit) {
   if (lane >= peers.num_ranks) return;
@@ -46,12 +46,12 @@ __device__ void await_part(const Peers& peers, const SwitchSum& sum, int phase, 
   const int ordinal = lane * sum.num_parts + part;
   cuda::await_flag(cuda::flag_at(peers.pads[peers.rank], flag), *peers.epoch, limit,
                    {sum.num_parts, ordinal});
-  // What the flag announces was written by one address and is read by the other: addends by their
-  // rank's own, sums by the multicast one.
+  // The data was written through one address and is read through the other: addends were written
+  // through their rank's own address, sums through the multicast address.
   cuda::fence_aliases();
 }
 
-// Announces a part of a phase, with a lane for each rank. Pairs with await_part.
+// Announces a part of a phase, with one lane per rank. Pairs with await_part.
 __device__ void raise_part(const Peers& peers, const SwitchSum& sum, int phase, int part,
                            int lane) {
   if (lane >= peers.num_ranks) return;
@@ -60,7 +60,7 @@ __device__ void raise_part(const Peers& peers, const SwitchSum& sum, int phase, 
   cuda::store_release(cuda::flag_at(peers.pads[lane], flag), *peers.epoch);
 }
 
-// Tells all ranks of each part that this rank's GEMM has announced here.
+// Tells all ranks about each part that this rank's GEMM has announced locally.
 __device__ void relay(const Peers& peers, const SwitchSum& sum, int lane) {
   if (lane >= peers.num_ranks) return;
   for (int part = 0; part < sum.num_parts; ++part) {
@@ -71,7 +71,7 @@ __device__ void relay(const Peers& peers, const SwitchSum& sum, int lane) {
   }
 }
 
-// Moves a CTA's share of vectors by its threads, several of each thread in flight together.
+// Moves a CTA's share of the vectors. Each thread keeps several of them in flight.
 template <int kMoving, typename Load, typename Store>
 __device__ void move(comm::Range range, int thread, Load&& load, Store&& store) {
   const int64_t step = static_cast<int64_t>(gridDim.x) * kMoving;
@@ -89,7 +89,7 @@ __device__ void move(comm::Range range, int thread, Load&& load, Store&& store) 
   }
 }
 
-// Adds up this rank's share of a part, and stores the sums at all ranks.
+// Sums this rank's share of a part, and stores the sums at all ranks.
 template <typename T>
 __device__ void add_part(const Peers& peers, const SwitchSum& sum, int part, int thread) {
   const int64_t begin = part_begin(sum, part);
@@ -102,48 +102,48 @@ __device__ void add_part(const Peers& peers, const SwitchSum& sum, int part, int
       [&](int64_t i, const uint4& bits) { store_multicast(sums + i, bits); });
 }
 
-// Adds up part after part. The CTA that is the last one to end a part announces its sums.
+// Sums part after part. The last CTA to finish a part announces its sums.
 template <typename T>
 __device__ void add(const Peers& peers, const SwitchSum& sum, int thread) {
   for (int part = 0; part < sum.num_parts; ++part) {
     if (thread < kWarp) {
       await_part(peers, sum, cuda::kAddends, part, thread, peers.limit);
     }
-    sync_threads<kSumBarrier, kSumThreads>();  // what the waiting lanes have seen, all may read
+    sync_threads<kSumBarrier, kSumThreads>();  // lets all threads read what the lanes have seen
     add_part<T>(peers, sum, part, thread);
-    sync_threads<kSumBarrier, kSumThreads>();  // what all have stored, the lane below announces
+    sync_threads<kSumBarrier, kSumThreads>();  // all stores come before the announcement below
     if (thread >= kWarp) continue;
     bool is_last = false;
     if (thread == 0) {
       uint32_t* counter = peers.counters + kMaxChunks + part;
-      // The add acquires and releases: the last CTA comes after all others' stores.
+      // The add acquires and releases: it orders the last CTA after all others' stores.
       is_last = cuda::add_acq_rel(counter, 1) + 1 == gridDim.x;
-      if (is_last) *counter = 0;  // for the next call, whose kernels start behind this one
+      if (is_last) *counter = 0;  // for the next call, whose kernels start after this one
     }
     is_last = __shfl_sync(~0u, is_last, 0);
-    __syncwarp();  // the other lanes come after lane 0, too
+    __syncwarp();  // orders the other lanes after lane 0, too
     if (is_last) raise_part(peers, sum, cuda::kSums, part, thread);
   }
 }
 
-// Copies part after part of the sums out of this rank's workspace.
+// Copies the sums out of this rank's workspace, part by part.
 __device__ void copy_out(const Peers& peers, const SwitchSum& sum, int thread) {
-  // A sum that lacks an addend is late, too. Twice the time lets whoever waits for the addend say
-  // which rank did not come.
+  // A missing addend delays the sum, too. Twice the time lets the wait for the addend fail first,
+  // which names the missing rank.
   cuda::SpinLimit limit = peers.limit;
   limit.budget_ns *= 2;
   const auto* from = static_cast<const uint4*>(sum.own_sums);
   auto* to = static_cast<uint4*>(sum.output);
   for (int part = 0; part < sum.num_parts; ++part) {
     if (thread < kWarp) await_part(peers, sum, cuda::kSums, part, thread, limit);
-    sync_threads<kCopyBarrier, kCopyThreads>();  // what the waiting lanes have seen, all may read
+    sync_threads<kCopyBarrier, kCopyThreads>();  // lets all threads read what the lanes have seen
     move<kCopyThreads>(
         {part_begin(sum, part), sum.part_end[part]}, thread, [&](int64_t i) { return from[i]; },
         [&](int64_t i, const uint4& bits) { to[i] = bits; });
   }
 }
 
-// Warps of three kinds share a CTA and do not wait for each other, except by flags.
+// Three kinds of warps share a CTA, and wait for each other only through flags.
 template <typename T>
 __global__ void __launch_bounds__(kThreads)
     switch_sum_kernel(const __grid_constant__ Peers peers, const __grid_constant__ SwitchSum sum) {

@@ -8,10 +8,10 @@
 
 namespace axonn::kernels::sm90 {
 
-// Names the scheduler to GemmUniversal.
+// Selects the scheduler in GemmUniversal.
 struct OrderedTilesTag {};
 
-// The unit of the order is a cluster of tiles. As with CUTLASS's scheduler, a work tile is whole in
+// The unit of the order is a cluster of tiles. As in CUTLASS's scheduler, a work tile covers all of
 // K and has one epilogue; only the order and the grid differ.
 template <class ClusterShape>
 class OrderedTiles : public cutlass::gemm::kernel::detail::PersistentTileSchedulerSm90 {
@@ -23,7 +23,7 @@ class OrderedTiles : public cutlass::gemm::kernel::detail::PersistentTileSchedul
   using WorkTileInfo = typename Base::WorkTileInfo;
   struct Arguments : Base::Arguments {
     TileOrder order;
-    bool along_columns = false;  // which dimension of the result is the order's `along`
+    bool along_columns = false;  // whether the order's `along` is the result's columns
   };
   struct Params : Base::Params {
     TileOrder order;
@@ -45,7 +45,7 @@ class OrderedTiles : public cutlass::gemm::kernel::detail::PersistentTileSchedul
 
   static bool can_implement(const Arguments& arguments) { return arguments.order.legal(); }
 
-  // Returns as many clusters as fit hw_info.sm_count. The caller has bounded that, so that all of
+  // Returns as many clusters as fit hw_info.sm_count. The caller has bounded it, so that all of
   // them and everything that they wait for are resident together.
   template <class ProblemShape, class TileShape>
   static dim3 get_grid_shape(const Params& params, ProblemShape, TileShape, ClusterShape,
@@ -72,8 +72,8 @@ class OrderedTiles : public cutlass::gemm::kernel::detail::PersistentTileSchedul
     return fetch_next_work(tile);
   }
 
-  // The pingpong kernel calls these. Its warpgroups that multiply begin with one tile each, and
-  // advance by two.
+  // The pingpong kernel calls these. Each of its math warpgroups begins with one tile, and advances
+  // by two.
   CUTLASS_DEVICE void advance_to_next_work(uint32_t count = 1) { index_ += count * step_; }
 
   CUTLASS_DEVICE WorkTileInfo get_current_work() const {
