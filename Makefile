@@ -1,13 +1,14 @@
 # `make help` lists the targets. Settings, as in `make build PYTHON=python3.12`:
 #   PYTHON    the Python that .venv is made from, 3.11 or newer (to change it, remove .venv)
-#   TORCH     the torch to install, e.g. torch==2.14.1; by default the one that PYTHON has, if it is
-#             supported, else the one that the tests are run with
-#   MAX_JOBS  compilations at a time (default: one per core; with CUDA parts, fewer where memory is
+#   TORCH     the torch to install, e.g. torch==2.14.1 (default: the one that PYTHON has, if it is
+#             supported, else the version that the tests are run with)
+#   MAX_JOBS  compilations at a time (default: one per core; with CUDA parts, fewer if memory is
 #             short)
-#   AXONN_CUDA  1: compile the CUDA parts or fail, 0: leave them out (default: where a GPU works)
-# What else setup.py reads (CUDA_HOME, TORCH_CUDA_ARCH_LIST, ...) holds, too; export it, for without
-# it the next `make` builds again. Where ccache is installed, files that another checkout has
-# compiled are not compiled again.
+#   AXONN_CUDA  1: compile the CUDA parts or fail, 0: leave them out (default: compile them if
+#             possible where a GPU works, else leave them out)
+# The other variables that setup.py reads (CUDA_HOME, TORCH_CUDA_ARCH_LIST, ...) work, too. Export
+# them: a later `make` without them builds again. With ccache installed, files that another checkout
+# has compiled are not compiled again.
 
 PYTHON ?= python3
 MAX_JOBS ?= $(shell nproc)
@@ -16,14 +17,14 @@ CPP_BUILD := build/cpp
 EMULATE_BUILD := build/emulate
 CPP_SOURCES := $(shell find csrc cpp_tests -name '*.h' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh')
 
-# As modules: a .venv that has a tool from the Python that it was made from has no program of its own.
+# Run as modules: tools inherited from the base Python have no script in .venv/bin.
 RUFF := $(VENV)/bin/python -m ruff
 MYPY := $(VENV)/bin/python -m mypy
 CLANG_FORMAT := $(VENV)/bin/python -c 'import clang_format; clang_format.clang_format()'
 
 export MAX_JOBS
 export TORCH
-# Distributions keep compilers there that go through ccache.
+# Distributions keep compiler wrappers that call ccache in these folders.
 CCACHE_COMPILERS := $(firstword $(wildcard /usr/lib/ccache /usr/lib64/ccache))
 ifneq ($(CCACHE_COMPILERS),)
   export CCACHE_BASEDIR := $(CURDIR)
@@ -33,16 +34,16 @@ ifneq ($(CCACHE_COMPILERS),)
   export CCACHE_SLOPPINESS := pch_defines,time_macros,include_file_mtime,include_file_ctime
   export PATH := $(CCACHE_COMPILERS):$(PATH)
 endif
-# Tests start many processes, which need not compile the same Python again.
+# Tests start many processes, which should reuse compiled Python files.
 unexport PYTHONDONTWRITEBYTECODE
-# ninja comes from PyPI, into .venv.
+# ninja is installed from PyPI into .venv.
 export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
 .PHONY: help build demo test test-cpp test-python test-long test-slow test-sanitizers gpu-check \
-        cuda-check emulate emulate-slow emulate-torch triton-check matrix mutants \
+        cuda-check emulate emulate-slow emulate-torch triton-check matrix mutants docs \
         lint format clean \
         python environment lint-tools
 
@@ -78,6 +79,12 @@ test-slow: build  ## run the slow Python tests
 
 gpu-check:  ## build, test, time and train on this machine's GPUs (BUDGET=seconds STAGE=... RESULTS=folder)
 	@BUDGET='$(BUDGET)' STAGE='$(STAGE)' RESULTS='$(RESULTS)' ANYWAY='$(ANYWAY)' $(PYTHON) tools/gpu_check.py
+
+docs: build  ## write the tables of docs/ that come from the code
+	$(VENV)/bin/python tools/docs_tables.py
+	@cmake -S . -B $(CPP_BUILD) -G Ninja -DAXONN_WERROR=ON --log-level=WARNING >/dev/null
+	@cmake --build $(CPP_BUILD) -j $(MAX_JOBS) --target kernel_times
+	$(CPP_BUILD)/kernel_times docs/kernel_model.md
 
 mutants: build  ## make mistakes in a copy, and see whether make test would notice (ONLY=text)
 	$(VENV)/bin/python tools/mutants.py --only '$(ONLY)'
@@ -134,7 +141,7 @@ ctest --test-dir $(1)$(if $(4),/cpp_tests/gpu_machine) -j $(MAX_JOBS) $(5) --out
   --no-tests=error --progress
 endef
 
-# $(call emulate,targets,whether what slow tests run is built,which tests)
+# $(call emulate,targets,whether to build the kernels of slow tests,which tests)
 define emulate
 set -e; $(PYTHON) tools/bootstrap.py environment headers; \
 $(call ctest,$(EMULATE_BUILD),,$(1),-DAXONN_GPU_MACHINE=ON -DAXONN_GPU_MACHINE_SLOW=$(2),$(3))

@@ -2,7 +2,7 @@
 
     python tools/docs_tables.py
 
-Most take their words from docstrings, where each name is followed by what it means.
+Most take their text from docstrings, in which a description follows each name.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ from axonn_ext.spec.files.keys import keys_of
 from axonn_ext.train.differences import MAY_DIFFER
 from axonn_ext.train.metrics import EvaluationMetrics, StepMetrics
 
-DOCS = Path(__file__).resolve().parents[1] / "docs"
+ROOT = Path(__file__).resolve().parents[1]
+DOCS = ROOT / "docs"
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -34,10 +35,10 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def described(docstring: str | None, names: Sequence[str]) -> dict[tuple[str, ...], str]:
-    """Returns what a docstring says of the names: the text behind them, and indented lines below.
+    """Returns a docstring's descriptions of the names: the text after each, with indented lines.
 
-    A line may begin with several names, separated by commas. Raises ValueError for a name of which
-    it says nothing.
+    A line may begin with several names, separated by commas. Raises ValueError for a name without
+    a description.
     """
     found: dict[tuple[str, ...], str] = {}
     begun: tuple[str, ...] = ()
@@ -64,7 +65,7 @@ def names_of(kind: type) -> list[str]:
 
 
 def fields(kind: type, head: str = "key") -> str:
-    """Returns a table of a dataclass whose values are written as JSON: None is null there."""
+    """Returns a table of a dataclass that is written as JSON, so None becomes null."""
     meant = described(kind.__doc__, names_of(kind))
     rows = [(code(names), text.replace("None", "null")) for names, text in meant.items()]
     return table((head, "meaning"), rows)
@@ -94,7 +95,7 @@ def signature(spec: OpSpec) -> str:
 
 
 def op_table(*, public: bool) -> str:
-    """Returns a table of the ops that send something."""
+    """Returns a table of the ops that communicate."""
     specs = [s for s in SPECS.values() if s.traffic and (s.name in ops.__all__) == public]
     rows = [(f"`{signature(spec)}`", spec.traffic, spec.backward) for spec in specs]
     return table(("op", "collectives", "backward"), rows)
@@ -109,7 +110,19 @@ def machines() -> str:
     return table(("name", "machine"), rows)
 
 
-# The tables of each page, by the name in their marks.
+def hopper_tiles() -> str:
+    lines = re.findall(
+        r"^    \{(\d+), (\d+), (\d+), (\d+), (\d+), Schedule::k(\w+)\}, *// (.+)$",
+        (ROOT / "csrc/core/gemm/sm90_tiles.h").read_text(), re.MULTILINE,
+    )  # fmt: skip
+    rows = (
+        (f"{m} x {n}", stages, f"{along_m} x {along_n}", schedule.lower(), use)
+        for m, n, stages, along_m, along_n, schedule, use in lines
+    )
+    return table(("tile", "stages", "CTAs of a cluster, m x n", "schedule", "for"), rows)
+
+
+# The tables of each page, keyed by the name in their marks.
 PAGES: Mapping[str, Mapping[str, Callable[[], str]]] = MappingProxyType(
     {
         "interfaces.md": {
@@ -125,6 +138,7 @@ PAGES: Mapping[str, Mapping[str, Callable[[], str]]] = MappingProxyType(
             "columns": lambda: fields(Row),
             "summary": lambda: fields(Comparison),
         },
+        "kernels.md": {"tiles": hopper_tiles},
         "planner.md": {"machines": machines},
         "training.md": {"keys that may differ": keys_that_may_differ},
     }

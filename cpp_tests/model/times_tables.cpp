@@ -1,11 +1,15 @@
-// Prints the tables of docs/kernel_model.md.
+#include "model/times_tables.h"
+
 #include <algorithm>
+#include <cstdarg>
 #include <cstdio>
+#include <stdexcept>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "core/cuda/fused/fused_gemm.h"
+#include "core/gemm/sm90_tiles.h"
 #include "model/times_calls.h"
 #include "model/times_choice.h"
 #include "model/times_published.h"
@@ -15,12 +19,26 @@
 namespace axonn::times {
 namespace {
 
-void print_rates() {
-  std::puts("| what | value | source |\n|---|---|---|");
-  for (const Quantity& each : all(kH100)) {
-    std::printf("| %s | %g %s | %s%s |\n", each.name, each.value, each.unit,
-                each.assumed ? "assumed: " : "", each.source);
+// Appends to a text as std::printf prints.
+__attribute__((format(printf, 2, 3))) void add(std::string& text, const char* format, ...) {
+  char line[1024];
+  va_list values;
+  va_start(values, format);
+  const int length = std::vsnprintf(line, sizeof(line), format, values);
+  va_end(values);
+  if (length < 0 || length >= static_cast<int>(sizeof(line))) {
+    throw std::length_error("a line of a table is too long");
   }
+  text += line;
+}
+
+std::string rates() {
+  std::string text = "| what | value | source |\n|---|---|---|\n";
+  for (const Quantity& each : all(kH100)) {
+    add(text, "| %s | %g %s | %s%s |\n", each.name, each.value, each.unit,
+        each.assumed ? "assumed: " : "", each.source);
+  }
+  return text;
 }
 
 std::string size_of(const Published& each) {
@@ -31,34 +49,37 @@ std::string size_of(const Published& each) {
   return std::to_string(work.m) + ", " + std::to_string(work.n) + ", " + std::to_string(work.k);
 }
 
-void print_published() {
-  std::puts("\n| what | M, N, K of a rank | published, us | modelled, us | error | source |");
-  std::puts("|---|---|---|---|---|---|");
+std::string published_times() {
+  std::string text =
+      "| what | M, N, K of a rank | published, us | modelled, us | error | source |\n"
+      "|---|---|---|---|---|---|\n";
   for (const Published& each : published()) {
-    std::printf("| %s | %s | %.*f | %.*f | %+.0f %% | %s |\n", name_of(each.timed),
-                size_of(each).c_str(), each.us < 100, each.us, each.us < 100, modelled_us(each),
-                100 * error_of(each), each.source);
+    add(text, "| %s | %s | %.*f | %.*f | %+.0f %% | %s |\n", name_of(each.timed),
+        size_of(each).c_str(), each.us < 100, each.us, each.us < 100, modelled_us(each),
+        100 * error_of(each), each.source);
   }
+  return text;
 }
 
 // Before and after each letter: its gain over all layers, and the times of one.
-void print_steps() {
+std::string gains_of_letters() {
   constexpr std::size_t kShown = 2 * 5 + 2;  // the layer of 28672 and 8192 features, M = 4096
-  std::puts(
-      "\n| letter | call | on top of | gain: median | least | most | before, us | after, us |");
-  std::puts("|---|---|---|---|---|---|---|---|");
+  std::string text =
+      "| letter | call | on top of | gain: median | least | most | before, us | after, us |\n"
+      "|---|---|---|---|---|---|---|---|\n";
   for (const Step& step : steps()) {
     const Design before = with(step.on_top_of);
     const Design after = with(std::string(1, step.letter), before);
     const std::vector<double> gain = gains(step.call, before, after);
     const auto [least, most] = std::minmax_element(gain.begin(), gain.end());
-    std::printf("| (%c) | %s | %s | %.2f | %.2f | %.2f | %.0f | %.0f |\n", step.letter,
-                name_of(step.call), step.on_top_of.c_str(), median(gain), *least, *most,
-                modelled(step.call, before)[kShown], modelled(step.call, after)[kShown]);
+    add(text, "| (%c) | %s | %s | %.2f | %.2f | %.2f | %.0f | %.0f |\n", step.letter,
+        name_of(step.call), step.on_top_of.c_str(), median(gain), *least, *most,
+        modelled(step.call, before)[kShown], modelled(step.call, after)[kShown]);
   }
+  return text;
 }
 
-void print_speedups() {
+std::string speedups_of_designs() {
   struct Line {
     Call call;
     std::vector<std::string> designs;
@@ -70,18 +91,32 @@ void print_speedups() {
       {Call::kBoth, {"m", "mo", "moa", "moae", "moaeh", "moaehg"}},
       {Call::kHostsGather, {"m", "mp", "mf"}},
       {Call::kHostsScatter, {"m", "mi"}}};
-  std::puts("\n| call | design | speed-up over libraries: median | worst |\n|---|---|---|---|");
+  std::string text =
+      "| call | design | speed-up over libraries: median | worst |\n|---|---|---|---|\n";
   for (const Line& line : lines) {
     for (const std::string& letters : line.designs) {
       const Speedup over = speedup(line.call, with(letters));
-      std::printf("| %s | %s | %.2f | %.2f |\n", name_of(line.call), letters.c_str(), over.median,
-                  over.worst);
+      add(text, "| %s | %s | %.2f | %.2f |\n", name_of(line.call), letters.c_str(), over.median,
+          over.worst);
     }
   }
+  return text;
+}
+
+std::string names_of(const std::vector<kernels::LaunchConfig>& tiles) {
+  std::string text;
+  for (const kernels::LaunchConfig& tile : tiles) {
+    const bool in_turn = tile.schedule == kernels::Schedule::kPingpong;
+    add(text, "%s%lld x %lld %s (%lld x %lld)", text.empty() ? "" : ", ",
+        static_cast<long long>(tile.block_m), static_cast<long long>(tile.block_n),
+        in_turn ? "pingpong" : "cooperative", static_cast<long long>(tile.cluster_m),
+        static_cast<long long>(tile.cluster_n));
+  }
+  return text;
 }
 
 // What lists of tiles come to, each as if its fastest tile were known; first, what is chosen now.
-void print_tiles() {
+std::string lists_of_tiles() {
   using kernels::LaunchConfig;
   constexpr auto kCooperative = kernels::Schedule::kCooperative;
   constexpr auto kPingpong = kernels::Schedule::kPingpong;
@@ -89,7 +124,11 @@ void print_tiles() {
   const LaunchConfig smaller = tile_of(128, 128, 1, 2, kPingpong);
   const LaunchConfig flat = tile_of(64, 256, 2, 1, kPingpong);
   const LaunchConfig least = tile_of(64, 128, 2, 1, kPingpong);
-  std::vector<LaunchConfig> all, of_128_rows;
+  std::vector<LaunchConfig> built, all, of_128_rows;
+  for (const kernels::Sm90Tile& tile : kernels::kSm90Tiles) {
+    built.push_back(
+        tile_of(tile.block_m, tile.block_n, tile.cluster_m, tile.cluster_n, tile.schedule));
+  }
   for (const LaunchConfig& tile : library_tiles()) {
     if (kernels::cuda::kChunkRows % (tile.block_m * tile.cluster_m) != 0) continue;
     if (kernels::cuda::kChunkRows % (tile.block_n * tile.cluster_n) != 0) continue;
@@ -102,8 +141,7 @@ void print_tiles() {
   };
   const std::vector<Line> lines = {
       {"those built, as chosen", {}},
-      {"those built: L, 128 x 128 pingpong (1 x 2), 64 x 128 pingpong (2 x 1)",
-       {large, smaller, least}},
+      {"those built: " + names_of(built), built},
       {"L, 128 x 128 pingpong (1 x 2)", {large, smaller}},
       {"before (g): L, 128 x 128 cooperative (2 x 1)",
        {large, tile_of(128, 128, 2, 1, kCooperative)}},
@@ -112,11 +150,11 @@ void print_tiles() {
       {"L, 64 x 256 pingpong (2 x 1)", {large, flat}},
       {"L, 64 x 256 pingpong (2 x 1), 64 x 128 pingpong (2 x 1)", {large, flat, least}},
       {"all " + std::to_string(all.size()) + " kinds", all}};
-  std::puts(
-      "\n| tiles | all-gather, `mop` | reduce-scatter, `map` | all-reduce, `map` |"
-      " all-reduce, `maejp` |\n|---|---|---|---|---|");
+  std::string text =
+      "| tiles | all-gather, `mop` | reduce-scatter, `map` | all-reduce, `map` |"
+      " all-reduce, `maejp` |\n|---|---|---|---|---|\n";
   for (const Line& line : lines) {
-    std::printf("| %s |", line.name.c_str());
+    add(text, "| %s |", line.name.c_str());
     for (const auto& [call, letters] : {std::pair{Call::kGather, "mop"},
                                         {Call::kScatter, "map"},
                                         {Call::kSum, "map"},
@@ -124,34 +162,50 @@ void print_tiles() {
       Design design = with(letters);
       design.tiles = line.tiles;
       const Speedup over = speedup(call, design);
-      std::printf(" %.2f, %.2f |", over.median, over.worst);
+      add(text, " %.2f, %.2f |", over.median, over.worst);
     }
-    std::puts("");
+    text += '\n';
   }
+  return text;
 }
 
 // What the host costs a call that finds it idle, without and with (b).
-void print_idle() {
-  std::puts("\n| M | now, host ahead, us | now, host idle, us | (b), host idle, us | host, us |");
-  std::puts("|---|---|---|---|---|");
+std::string idle_host() {
+  std::string text =
+      "| M | now, host ahead, us | now, host idle, us | (b), host idle, us | host, us |\n"
+      "|---|---|---|---|---|\n";
   for (const int64_t m : kRows) {
     const Work work{m, 28672 / 8, 8192};
     const CallTimes now = all_gather_gemm(work, with("mcp"), Host::kIdle);
-    std::printf("| %lld | %.0f | %.0f | %.0f | %.0f |\n", static_cast<long long>(m),
-                all_gather_gemm(work, with("mcp")).us(), now.us(),
-                all_gather_gemm(work, with("mbcp"), Host::kIdle).us(), now.host_us);
+    add(text, "| %lld | %.0f | %.0f | %.0f | %.0f |\n", static_cast<long long>(m),
+        all_gather_gemm(work, with("mcp")).us(), now.us(),
+        all_gather_gemm(work, with("mbcp"), Host::kIdle).us(), now.host_us);
   }
+  return text;
 }
 
 }  // namespace
-}  // namespace axonn::times
 
-int main() {
-  axonn::times::print_rates();
-  axonn::times::print_published();
-  axonn::times::print_steps();
-  axonn::times::print_speedups();
-  axonn::times::print_tiles();
-  axonn::times::print_idle();
-  return 0;
+std::string with_tables(std::string page, bool slow_ones) {
+  struct Table {
+    const char* name;
+    std::string (*text)();
+    bool is_slow = false;
+  };
+  for (const Table& table :
+       {Table{"rates", rates}, Table{"published", published_times},
+        Table{"letters", gains_of_letters}, Table{"designs", speedups_of_designs, true},
+        Table{"tiles", lists_of_tiles, true}, Table{"idle host", idle_host}}) {
+    const std::string begin = std::string("<!-- ") + table.name + ": begin -->\n";
+    const std::size_t from = page.find(begin);
+    const std::size_t to = page.find(std::string("<!-- ") + table.name + ": end -->", from);
+    if (from == std::string::npos || to == std::string::npos) {
+      throw std::invalid_argument(std::string("expected the marks of the table ") + table.name);
+    }
+    if (table.is_slow && !slow_ones) continue;
+    page.replace(from + begin.size(), to - from - begin.size(), "\n" + table.text() + "\n");
+  }
+  return page;
 }
+
+}  // namespace axonn::times
