@@ -253,6 +253,8 @@ def differ_through_the_store(every_call: bool) -> dict[str, str]:
                         call(*where)
                 call = calls[dist.get_rank()]
                 found[f"{name}, {algorithm}"] = error_of(lambda: call(*where))  # noqa: B023
+                again = error_of(lambda: calls[0](*where))  # noqa: B023
+                assert f"{group.group_name} cannot be used any more" in again
         group = new_group()
         for _ in range(3):
             y = ops.all_gather(ones(2), 0, group.group_name, group.size(), "auto")
@@ -285,6 +287,57 @@ def count_keys_of_calls() -> list[int]:
 def test_compared_calls_leave_nothing_behind_in_the_store(pool):
     for counts in pool(2).run(count_keys_of_calls):
         assert len(set(counts[2:])) == 1, counts
+
+
+def gather_nothing(group: Any, columns: int = 1) -> None:
+    """A call that moves no bytes: its ranks only meet where they compare it."""
+    ops.all_gather(ones(0, columns), 0, group.group_name, group.size(), "sequential")
+
+
+def met_group() -> Any:
+    """A group without shared memory whose ranks have compared `gather_nothing(group)`."""
+    with separate_memory():
+        group = new_group()
+        gather_nothing(group)
+    dist.barrier()
+    return group
+
+
+def repeat_a_call_alone() -> None:
+    group = met_group()
+    if dist.get_rank() == 0:
+        with configured(timeout_seconds=1.0):
+            gather_nothing(group)
+
+
+def test_a_call_that_is_known_is_not_compared_again(pool):
+    pool(2).run(repeat_a_call_alone)
+
+
+def give_up_before_a_late_rank() -> str:
+    """The error of rank 1, which gives up while rank 0 waits on; then rank 2 comes."""
+    rank, store = dist.get_rank(), dist.distributed_c10d._get_default_store()
+    group = met_group()
+    num_keys = store.num_keys()
+    dist.barrier()
+    error = ""
+    if rank == 1:
+        while store.num_keys() == num_keys:  # rank 0 has not begun
+            time.sleep(0.01)
+        with configured(timeout_seconds=1.0):
+            error = error_of(lambda: gather_nothing(group, columns=2))
+        store.set("rank 1 has given up", "")
+    else:
+        if rank == 2:
+            store.wait(["rank 1 has given up"])
+        gather_nothing(group, columns=2)
+    return error
+
+
+def test_the_rank_that_is_late_is_named(pool):
+    _, message, _ = pool(3).run(give_up_before_a_late_rank)
+    assert "rank 1 waited for 'call' of rank 2 of group" in message
+    assert "has not answered after 1 s (AXONN_TIMEOUT_SECONDS)" in message
 
 
 # --- Time limits ----------------------------------------------------------------------------------
@@ -370,6 +423,19 @@ def test_a_peer_that_has_ended_is_noticed(where):
 # --- A fork is no rank ----------------------------------------------------------------------------
 
 
+def errors_in_a_fork(*calls: Callable[[], object]) -> list[str]:
+    ours, theirs = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.write(theirs, "\n".join(error_of(call) for call in calls).encode())
+        os._exit(0)
+    os.close(theirs)
+    with os.fdopen(ours) as pipe:
+        errors = pipe.read().splitlines()
+    os.waitpid(child, 0)
+    return errors
+
+
 def call_in_a_fork() -> list[str]:
     """The errors of a forked child, which must leave its parent's groups as they were."""
     grid = Grid(x=2)
@@ -386,22 +452,13 @@ def call_in_a_fork() -> list[str]:
 
     for algorithm in ("fused", "sequential"):
         gather(algorithm)
-    ours, theirs = os.pipe()
-    child = os.fork()
-    if child == 0:
-        calls = [
-            lambda: gather("fused"),
-            lambda: gather("sequential"),
-            lambda: gather("auto"),
-            lambda: ops.all_gather_matmul(ones(2, 2), ones(2, 2), 0, axis.name, 2, "auto"),
-            lambda: watch.issue("all_gather of a weight", compare=False),
-        ]
-        os.write(theirs, "\n".join(error_of(call) for call in calls).encode())
-        os._exit(0)
-    os.close(theirs)
-    with os.fdopen(ours) as pipe:
-        errors = pipe.read().splitlines()
-    os.waitpid(child, 0)
+    errors = errors_in_a_fork(
+        lambda: gather("fused"),
+        lambda: gather("sequential"),
+        lambda: gather("auto"),
+        lambda: ops.all_gather_matmul(ones(2, 2), ones(2, 2), 0, axis.name, 2, "auto"),
+        lambda: watch.issue("all_gather of a weight", compare=False),
+    )
     for algorithm in ("fused", "sequential"):
         assert torch.equal(gather(algorithm), torch.tensor([0.0] * 4 + [1.0] * 4))
     return errors
@@ -413,6 +470,16 @@ def test_a_fork_is_refused_and_harms_nobody(pool):
         for message in errors:
             assert f"is a fork of rank {rank} of " in message and "'spawn'" in message
         assert all("of group x (ranks 0, 1) and no rank of it" in message for message in errors[:4])
+
+
+def call_in_a_fork_without_shared_memory() -> list[str]:
+    group = met_group()
+    return errors_in_a_fork(lambda: gather_nothing(group))
+
+
+def test_a_fork_is_refused_where_ranks_share_no_memory(pool):
+    for rank, [message] in enumerate(pool(2).run(call_in_a_fork_without_shared_memory)):
+        assert f"is a fork of rank {rank} of " in message
 
 
 # --- Random programs ------------------------------------------------------------------------------

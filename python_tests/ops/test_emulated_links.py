@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import time
 from collections.abc import Callable, Iterator
@@ -19,6 +20,7 @@ from axonn_ext.overlap.watch import Watch
 from axonn_ext.ranks import tracing
 from axonn_ext.spec import settings
 from limits import HANG_SECONDS
+from named_groups import group_named
 
 X, DATA = 0.02, 0.01  # GB/s
 KINDS = ("all_gather", "reduce_scatter", "all_reduce")
@@ -91,6 +93,35 @@ def axis_without_emulated_link() -> None:
 
 def test_other_axes_are_as_they_are(pool: Any):
     pool(2).run(axis_without_emulated_link)
+
+
+def seconds_on_a_used_name() -> float:
+    """Of 4 MB over x, after a group of the same name had a faster link."""
+    took, t = 0.0, torch.ones(1_000_000)
+    for attempt, speed in enumerate((100.0, X)):
+        with emulated(x=speed), group_named("relinked", attempt, description="x") as name:
+            took = seconds_of(lambda name=name: run_op("all_reduce", t, name, 2, "sequential"))
+    return took
+
+
+def test_a_group_of_a_used_name_has_its_own_link(pool: Any):
+    for took in pool(2).run(seconds_on_a_used_name):
+        assert took >= 4e6 / (X * 1e9)
+
+
+def emulated_on_rank_1() -> str:
+    with emulated(x=X) if dist.get_rank() == 1 else contextlib.nullcontext():
+        axis = Grid(x=2).axis("x")
+        with pytest.raises(RuntimeError) as error:
+            torch.ops.axonn.all_gather_matmul(
+                torch.ones(2, 2), torch.ones(2, 2), 0, axis.name, 2, "auto"
+            )
+    return str(error.value)
+
+
+def test_ranks_that_differ_in_a_link_are_told(pool: Any):
+    _, message = pool(2).run(emulated_on_rank_1)
+    assert "rank 1 of group x (ranks 0, 1) cannot use 'fused', which rank 0 chose" in message
 
 
 def refuse_fused() -> list[str]:

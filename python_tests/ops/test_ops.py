@@ -18,6 +18,7 @@ from axonn_ext.ranks import collectives
 from axonn_ext.ranks.grid import AxisGroup
 from axonn_ext.verify.ranks import OPS, Case, draw
 from grids import bound, grid_of, relative_error
+from named_groups import group_named
 from op_shapes import documented_shapes
 from worker_pool import WorkerError, WorkerPool
 
@@ -389,6 +390,18 @@ def test_ranks_that_disagree_get_an_error_at_once(pool):
     first, second = pool(2).run(call_different_shapes, "auto")
     assert "waited for rank 1" in first and "failed; see the error of that rank" in first
     assert f"{op} {six} gather_dim=0" in second and f"called {op} {four} (here {six})" in second
+
+
+def join_again_after_an_error() -> list[float]:
+    rank, size, gather = dist.get_rank(), dist.get_world_size(), torch.ops.axonn.all_gather
+    with group_named("again", 0) as name, pytest.raises(RuntimeError, match="waited for"):
+        gather(torch.ones(1 + rank), 0, name, size, "fused")
+    with group_named("again", 1) as name:
+        return gather(torch.full((1,), float(rank)), 0, name, size, "fused").tolist()
+
+
+def test_a_group_that_failed_breaks_no_later_one_of_its_name(pool):
+    assert pool(2).run(join_again_after_an_error) == [[0.0, 1.0]] * 2
 
 
 def wait_for_a_rank_that_died() -> str:

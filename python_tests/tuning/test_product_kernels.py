@@ -197,6 +197,19 @@ def test_kernels_that_err_are_out_and_warned_of(capfd: pytest.CaptureFixture[str
     assert len(warnings) == len(FAULTS)
 
 
+def test_no_result_outlives_its_check():
+    """Kernels that write nothing, into memory in which another has left its result."""
+    left: list[Tensor] = []
+
+    def leaves(a: Tensor, b: Tensor) -> Tensor:
+        left.append(exact(a, b))
+        return left[-1]
+
+    with kernels(leaves=leaves, finds=lambda a, b: left[0], finds_again=lambda a, b: left[1]):
+        choice = tuned("")
+    assert tuple(choice.median_us) == (*CPU_VARIANTS, "triton_leaves")
+
+
 def test_the_check_draws_from_a_generator_of_its_own():
     state = torch.get_rng_state()
     with kernels(good=exact):

@@ -105,6 +105,7 @@ def test_the_fastest_is_chosen_by_a_margin_and_kept(cache: Path):
     assert choice.algorithm == ("direct" if near else best)
     [file] = files(cache)
     assert tomllib.loads(file.read_text())["signature"] == choice.signature
+    assert tuning.tune_product(a, b, product_pass="forward") == choice
     tuning.clear()
     again = tuning.tune_product(a, b, product_pass="forward")
     assert again is not None and (again.source, again.algorithm) == ("disk", choice.algorithm)

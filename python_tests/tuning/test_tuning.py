@@ -6,7 +6,6 @@ import contextlib
 import random
 import time
 import tomllib
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,6 +16,7 @@ from axonn_ext import GridShape, nn, ops, warm_up
 from axonn_ext.kernels import extension, tuning
 from axonn_ext.spec import settings
 from grids import grid_of
+from named_groups import group_named
 from tuning_cache import cache_in, edit, files
 from worker_pool import WorkerPool
 
@@ -350,26 +350,6 @@ def test_no_disk_is_needed(pool, tmp_path: Path, directory: str):
 
 
 # --- Groups -------------------------------------------------------------------------------------
-
-
-@contextlib.contextmanager
-def group_named(name: str, attempt: int) -> Iterator[str]:
-    """A group of that name with the keys, in the store, of every other one of that name.
-
-    gloo would trip over them if it were given them.
-    """
-    c10d = dist.distributed_c10d
-    store, rank, size = c10d._get_default_store(), dist.get_rank(), dist.get_world_size()
-    group = dist.ProcessGroup(dist.PrefixStore(name, store), rank, size)
-    gloo = dist.ProcessGroupGloo(dist.PrefixStore(f"{name}/{attempt}", store), rank, size)
-    group._register_backend(torch.device("cpu"), dist.ProcessGroup.BackendType.GLOO, gloo)
-    group._set_default_backend(dist.ProcessGroup.BackendType.GLOO)
-    group._set_group_name(name)
-    torch._C._distributed_c10d._register_process_group(name, group)
-    try:
-        yield name
-    finally:
-        torch._C._distributed_c10d._unregister_process_group(name)
 
 
 def used_name_again(directory: Path) -> list[list[Report]]:

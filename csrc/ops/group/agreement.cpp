@@ -38,7 +38,7 @@ Agreement::Agreement(const Group& group, const comm::CallSignature& call)
     number_ = calls.num_compared++;
   }
   mailbox_.emplace(group, c10d::resolve_process_group(group.name)->getStore(), calls.prefix, op(),
-                   calls.timeout_seconds, call_number_);
+                   timeout_seconds(), call_number_);
   publish();
 }
 

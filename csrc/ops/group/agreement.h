@@ -30,7 +30,6 @@ namespace axonn::ops {
 struct ComparedCalls {
   std::string prefix;  // of the keys in the group's store, which no other group uses
   std::string label;
-  double timeout_seconds;
   bool every_call;
   std::atomic<bool> failed = false;
   std::mutex mutex;  // guards the members below

@@ -180,7 +180,6 @@ class SharedGroups {
                                                        const GroupSettings& settings) {
     auto calls = std::make_shared<ComparedCalls>();
     calls->label = label_of(process_group, group.name);
-    calls->timeout_seconds = settings.timeout_seconds;
     calls->every_call = settings.compare_every_call;
     // Each rank counts the groups of a name, because a name may be given again after its group was
     // destroyed.

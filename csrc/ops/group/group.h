@@ -24,7 +24,8 @@ struct GroupSettings {
   bool compare_every_call;         // even in groups that share no memory
 };
 
-// Takes the values of axonn_ext/spec/settings.py; they hold for groups met from now on.
+// Takes the values of axonn_ext/spec/settings.py; they hold for groups met from now on. The time
+// limit also holds for earlier groups that share no memory.
 void configure_groups(const GroupSettings& settings);
 
 // Returns how long a rank waits for another, as configured.

@@ -30,22 +30,18 @@ std::string full_signature(const Tunable& call, const std::string& libraries) {
 using tuning::Answer;
 
 // Throws CommunicationError if rank 0 is in another call, or if this rank does not know the
-// algorithms that rank 0 names.
+// algorithm that rank 0 chose. Candidates that this rank does not know fail its check.
 void check_answer(const Tunable& call, const Answer& answer) {
-  const auto where =
-      op_of(call) + ": rank " + std::to_string(call.group.rank) + " of group " + call.group.label();
   if (answer.asked != call.signature.text()) {
     const auto& own = call.signature.text();
     throw comm::CommunicationError(comm::waited_for(own, call.group.rank, 0, call.group.label()) +
                                    comm::called_instead(answer.asked, own));
   }
-  const auto refuse = [&](const std::string& name) {
-    if (!call.alternatives.knows(name)) {
-      throw comm::CommunicationError(where + " cannot use '" + name + "', which rank 0 chose");
-    }
-  };
-  refuse(answer.algorithm);
-  for (const auto& name : answer.candidates) refuse(name);
+  if (!call.alternatives.knows(answer.algorithm)) {
+    throw comm::CommunicationError(op_of(call) + ": rank " + std::to_string(call.group.rank) +
+                                   " of group " + call.group.label() + " cannot use '" +
+                                   answer.algorithm + "', which rank 0 chose");
+  }
 }
 
 Choice choice_of(const Tunable& call, const Answer& answer) {
