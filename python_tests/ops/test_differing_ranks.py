@@ -340,6 +340,26 @@ def test_the_rank_that_is_late_is_named(pool):
     assert "has not answered after 1 s (AXONN_TIMEOUT_SECONDS)" in message
 
 
+def give_up_in_turn() -> str:
+    """The error of this rank, which comes when the rank before has given up."""
+    rank, store = dist.get_rank(), dist.distributed_c10d._get_default_store()
+    group = met_group()
+    if rank > 0:
+        store.wait([f"rank {rank - 1} has given up in turn"])
+    error = ""
+    if rank < 2:
+        with configured(timeout_seconds=1.0):
+            error = error_of(lambda: gather_nothing(group, columns=3))
+    store.set(f"rank {rank} has given up in turn", "")
+    return error
+
+
+def test_a_rank_that_came_late_does_not_name_itself(pool):
+    first, second, _ = pool(3).run(give_up_in_turn)
+    assert "rank 0 waited for 'call' of rank 1 of group" in first
+    assert "rank 1 waited for 'call' of rank 2 of group" in second
+
+
 # --- Time limits ----------------------------------------------------------------------------------
 
 
