@@ -57,7 +57,7 @@ FusedGemm departing(int64_t m, int64_t n, int32_t ranks, int32_t rank, int32_t c
   return gemm;
 }
 
-// As the producer warp finds it: by the number of chunks that end at or before a position.
+// Finds a chunk as the producer warp does: counts the chunks that end at or before the position.
 int chunk_at(const ArrivalPlan& plan, int position) {
   int before = 0;
   for (int chunk = 0; chunk < plan.num_chunks; ++chunk) before += plan.chunk_end[chunk] <= position;
@@ -86,9 +86,9 @@ TEST(ArrivalPlan, FindsTheChunkOfEachPosition) {
   }
 }
 
-// The walk of load_in_order_of_arrival: every tile of K once, nothing loaded that was not waited
-// for, and what is waited for comes in the order of arrival, but for a tile that straddles the
-// start of the own shard, which comes last.
+// Replays the walk of load_in_order_of_arrival: it loads every tile of K once, only after waiting
+// for the tile's chunks, and waits for chunks in the order of arrival. The exception is a tile that
+// straddles the start of this rank's own shard, which comes last.
 TEST(ArrivalPlan, WalksAlongKInTheOrderOfArrival) {
   constexpr int kBlockK = 64;
   for (const ChunkPlan& chunks : plans()) {
@@ -126,8 +126,8 @@ TEST(ArrivalPlan, WalksAlongKInTheOrderOfArrival) {
   }
 }
 
-// Whoever stores the last tile of a chunk signals it: the counts must be those of the tiles that
-// store, and their rows those of the chunk.
+// The CTA that stores the last tile of a chunk signals the chunk, so the counts must match the
+// tiles that store, and the rows must be those of the chunk.
 TEST(DeparturePlan, CountsTheTilesOfEachChunk) {
   for (const int64_t rows : {1, 100, 128, 300, 512, 1024}) {
     for (const int32_t ranks : {1, 2, 8}) {
@@ -153,8 +153,8 @@ TEST(DeparturePlan, CountsTheTilesOfEachChunk) {
   }
 }
 
-// A sum in the switch needs all ranks' parts, so they end at the same rows, whatever the ranks'
-// tiles.
+// A sum in the switch needs the parts of all ranks, so parts end at the same rows whichever tiles
+// the ranks use.
 TEST(DeparturePlan, AllTilesCutAlike) {
   for (const int64_t rows : {512, 600, 1111, 2048}) {
     const auto gemm = departing(2 * rows, 600, 2, 0, cuda::chunks_per_shard(rows));
@@ -168,7 +168,7 @@ TEST(DeparturePlan, AllTilesCutAlike) {
   }
 }
 
-// Chunks begin where clusters of tiles do, with any config that is built.
+// Chunks begin at the edges of clusters of tiles, for every config that is built.
 TEST(DeparturePlan, ChunksAreWholeClustersOfTiles) {
   for (const LaunchConfig& config : candidates(kSm90, 2)) {
     EXPECT_EQ(cuda::kChunkRows % (config.block_m * config.cluster_m), 0) << config.describe();
@@ -205,7 +205,7 @@ TEST(TileGrid, StartsWithTheOwnRowsAndEndsWithThem) {
   }
 }
 
-// A cluster that shares A has one row of tiles, and 256 columns.
+// A cluster that shares A is one tile high and 256 columns wide.
 TEST(TileGrid, OfClustersAlongColumns) {
   const ChunkPlan rows{4096, 4, 2};
   const auto gather = tile_grid(arriving(Arriving::kRows, rows, 1), kAcross);

@@ -50,7 +50,7 @@ TEST(SumBroadcast, MulticastIsTakenWhereItSavesSomething) {
       EXPECT_NE(choose_sum_broadcast({ranks, bytes, false}), SumBroadcast::kMulticast);
     }
   }
-  // Two ranks would each get their own rows back, and send no less.
+  // With two ranks, multicast would also return each rank's own rows, and save nothing.
   EXPECT_EQ(choose_sum_broadcast({2, 512 * kMiB, true}), SumBroadcast::kCopyEngine);
 }
 
@@ -60,7 +60,7 @@ TEST(SumBroadcast, TheSwitchAddsOnlyWhereTheOrderDoesNotMatter) {
     EXPECT_EQ(why(SumBroadcast::kSwitch, problem), "");
     EXPECT_NE(choose_sum_broadcast(problem), SumBroadcast::kSwitch);
     problem.any_order = true;
-    // Two ranks would move half as much again as by copies.
+    // With two ranks, the switch would move half as much again as copies do.
     EXPECT_EQ(choose_sum_broadcast(problem) == SumBroadcast::kSwitch, ranks > 2);
     problem.has_multicast = false;
     EXPECT_NE(why(SumBroadcast::kSwitch, problem).find("no multicast address"), std::string::npos);
@@ -68,7 +68,7 @@ TEST(SumBroadcast, TheSwitchAddsOnlyWhereTheOrderDoesNotMatter) {
   }
 }
 
-// Before the memory is known, all but its multicast address is.
+// Asked before the memory exists, when only its multicast address is unknown.
 TEST(SumBroadcast, TheSwitchMayAddWhereAMulticastAddressIsAllThatLacks) {
   const SumBroadcastProblem problem{
       .num_ranks = 3, .slot_bytes = kMiB, .has_multicast = false, .any_order = true};
@@ -87,7 +87,7 @@ TEST(SumBroadcast, TheSwitchMayAddWhereAMulticastAddressIsAllThatLacks) {
 TEST(SumBroadcast, FewBytesAreStoredAndManyCopied) {
   EXPECT_EQ(choose_sum_broadcast({2, kPeerStoreBytes, false}), SumBroadcast::kPeerStores);
   EXPECT_EQ(choose_sum_broadcast({2, kPeerStoreBytes + 16, false}), SumBroadcast::kCopyEngine);
-  // Of all peers together.
+  // The limit is on the bytes to all peers together.
   EXPECT_EQ(choose_sum_broadcast({5, kPeerStoreBytes / 4, false}), SumBroadcast::kPeerStores);
   EXPECT_EQ(choose_sum_broadcast({5, kPeerStoreBytes / 4 + 16, false}), SumBroadcast::kCopyEngine);
 }

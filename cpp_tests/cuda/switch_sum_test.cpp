@@ -38,7 +38,7 @@ TEST(SwitchSum, ManyRowsAreManyParts) {
   EXPECT_EQ(SwitchParts::of(8191).count(), 4) << "what cannot be batches is chunks of one";
 }
 
-// The chunks that a GEMM announces are the parts, and its tiles come in the order of rows.
+// The parts are the chunks that a GEMM announces, and its tiles come in row order.
 TEST(SwitchSum, PartsAreTheChunksOfTheGemm) {
   for (const int64_t rows : {80, 512, 1040, 2048, 8192, 12'344}) {
     const SwitchParts parts = SwitchParts::of(rows);
@@ -73,7 +73,7 @@ TEST(SwitchSum, LeavesItsSmsAndTheGemmACluster) {
   EXPECT_EQ(beside_switch_sum(config).num_ctas, 116);
 }
 
-// The best tile of the SMs that are left, on the grid of all SMs.
+// The tile is the best one for the SMs that are left; the grid is that of all SMs.
 TEST(SwitchSum, TheTileIsChosenForTheSmsThatAreLeft) {
   int differ = 0;
   for (const int64_t m : {1024, 2048, 4096, 8192}) {
@@ -93,8 +93,8 @@ TEST(SwitchSum, TheTileIsChosenForTheSmsThatAreLeft) {
   EXPECT_FALSE(best_config_beside_switch_sum({.m = 8, .n = 8, .k = 3}, {}, kSm90));
 }
 
-// Of 24 SMs, each of eight ranks has three, and two of them beside its producer: a cluster. Without
-// an eighth of the SMs, one would be left, which is none.
+// On 24 SMs, each of eight ranks has three: one for its producer, and two for a cluster. Without an
+// eighth of the SMs, one would be left, which is no whole cluster.
 TEST(SwitchSum, AGridOfOneClusterIsKept) {
   const GemmProblem problem{.m = 1024, .n = 512, .k = 256};
   const Residency residency{.ranks_per_device = 8, .producer_ctas = 1};

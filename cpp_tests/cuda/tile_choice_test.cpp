@@ -17,7 +17,7 @@ int64_t columns(int64_t m, int64_t n, int64_t k, const Traffic& traffic, const L
   return config ? config->block_n : 0;
 }
 
-// In each of these the largest tile is the fastest for the product alone, but not over the link.
+// In each of these tests, the largest tile is the fastest without a link, but not over the link.
 TEST(ChooseTile, KnowsWhenRowsArrive) {
   const comm::ChunkPlan plan{2048, 8, 1};
   const auto tile = [&](const Link& link) {

@@ -22,7 +22,7 @@ TEST(WorkspaceSize, WhatFitsAPageGetsAPage) {
   EXPECT_EQ(memory_bytes(kPage - kFront + 1, kFront, kPage), kPage + kFront);
 }
 
-// The memory holds what was asked for, with at most an eighth, or a page, to spare.
+// The memory holds the bytes asked for, and wastes at most an eighth of them or a page.
 TEST(WorkspaceSize, NoMoreThanAnEighthIsUnused) {
   std::mt19937_64 random(3);
   for (int i = 0; i < 10000; ++i) {
@@ -33,7 +33,7 @@ TEST(WorkspaceSize, NoMoreThanAnEighthIsUnused) {
   }
 }
 
-// A need that rises by a byte at a time makes few memories, which PinnedState has words for.
+// A size that grows one byte at a time causes few allocations; PinnedState has room for 256.
 TEST(WorkspaceSize, GrowsFewTimes) {
   int memories = 0;
   for (int64_t bytes = 1; bytes <= int64_t{1} << 47; ++memories) {

@@ -22,7 +22,7 @@ using testing::run_threads;
 using testing::SharedArray;
 using testing::Timer;
 
-constexpr double kSpeed = 1e6;  // bytes a second: a kilobyte takes a millisecond
+constexpr double kSpeed = 1e6;  // bytes per second: a kilobyte takes a millisecond
 constexpr double kExact = 1e-9;
 
 double seconds(EmulatedLink::Time time) { return time.time_since_epoch().count(); }
@@ -34,7 +34,7 @@ std::unique_ptr<EmulatedLink> meet(InMemoryStore& store, int64_t rank, int64_t s
       {.name = "x", .rank = rank, .size = size, .bytes_per_second = kSpeed}, store);
 }
 
-// The real collective: returns once all have come.
+// The real collective: returns once all ranks have arrived.
 void gather(InMemoryStore& store, const std::string& name, int64_t size) {
   store.add(name, 1);
   while (store.add(name, 0) < size) std::this_thread::sleep_for(std::chrono::microseconds(200));
@@ -59,7 +59,7 @@ TEST(EmulatedLink, LastsAsLongAsItsBytesFromTheLastArrivalOnOnEveryRank) {
     EXPECT_EQ(ended[rank], ended[0]);
     EXPECT_GE(left[rank], ended[rank]);
   }
-  // The link notes the last arrival between these two.
+  // The last arrival that the link recorded lies between these two bounds.
   EXPECT_GE(ended[0], std::max({comes[0], comes[1], comes[2]}) + 0.030 - kExact);
   EXPECT_LE(ended[0], std::max({came[0], came[1], came[2]}) + 0.030 + kExact);
 }
@@ -69,16 +69,16 @@ TEST(EmulatedLink, ServesOneTransferAtATimeInTheOrderOfTheirStart) {
   const auto link = meet(store, 0, 1);
   double last = 0, between = 0, start = 0, begun = 1;
   while (begun >
-         start) {  // again, if a busy machine has begun the others after the first one's end
+         start) {  // retry if a busy machine has begun the others only after the first one's end
     const auto first = link->begin(10'000), second = link->begin(20'000), third = link->begin(0);
     begun = now();
-    last = seconds(link->end(third));  // any order of waits
+    last = seconds(link->end(third));  // the order of waits does not matter
     between = seconds(link->end(second));
     start = seconds(link->end(first));
   }
   EXPECT_NEAR(between - start, 0.020, kExact);
   EXPECT_NEAR(last - between, 0, kExact);
-  // Idle in between: the next starts when it is begun.
+  // After an idle time, the next transfer starts as soon as it is begun.
   std::this_thread::sleep_for(std::chrono::milliseconds(5));
   const double began = now();
   EXPECT_GE(seconds(link->end(link->begin(1000))), began + 0.001);

@@ -81,7 +81,7 @@ TEST(ProductVariant, NamesSurviveTheDisk) {
 
 constexpr double kBf16 = 0x1p-7, kFloat = 0x1p-23, kDouble = 0x1p-52;
 
-// The nearest number of so few bits.
+// The nearest number with a mantissa of this precision.
 double rounded(double value, double epsilon) {
   int exponent = 0;
   const double mantissa = std::frexp(value, &exponent);
@@ -116,7 +116,7 @@ struct Dots {
     return largest;
   }
 
-  std::vector<double> first, second, shorter;  // the last: without an eighth of the terms
+  std::vector<double> first, second, shorter;  // the last one lacks an eighth of the terms
 };
 
 template <typename Sum>

@@ -44,9 +44,9 @@ bool Agent::is_ordered(const Mark& mark, int lane) const {
   return own != nullptr && own->has_seen(mark.actor, launch, mark.time);
 }
 
-// Whether a write that is ordered before is seen by this agent's proxy and by this address, too.
-// What the async proxy wrote is seen by all, since the completion of an asynchronous operation is a
-// proxy fence.
+// Returns the proxy fence that is missing before this agent's proxy, through this address, sees an
+// earlier write that is already ordered. Everyone sees the writes of the async proxy, since the
+// completion of an asynchronous operation is a proxy fence.
 Agent::Lacks Agent::fence_that_lacks(const Mark& write, Access access, const Region& region,
                                      int lane) const {
   const bool same_proxy = proxy == Proxy::kGeneric || static_cast<Proxy>(write.proxy) == proxy;
@@ -68,7 +68,7 @@ Agent::Lacks Agent::fence_that_lacks(const Mark& write, Access access, const Reg
 
 void Agent::check_race(const Mark& mark, Access access, const Region& region, uint64_t offset,
                        int lane, Pair accesses) const {
-  // Lanes that write the same place by one instruction do so in some order, which CUDA allows.
+  // Lanes that write one location in the same instruction do so in some order, which CUDA allows.
   const bool same_warp = mark.actor == actor.id && mark.alias == access.alias;
   if (accesses == Pair::kWriteAfterWrite && same_warp) return;
   Lacks lacks = Lacks::kOrder;
@@ -78,7 +78,7 @@ void Agent::check_race(const Mark& mark, Access access, const Region& region, ui
     if (lacks == Lacks::kNothing) return;
     if (lacks == Lacks::kProxyFence) fail_race(mark, region, offset, lane, accesses, lacks);
   }
-  // Flags may be written by one address and read by another.
+  // A flag may be written through one address and read through another.
   const Actor& other = machine.actor(mark.actor);
   const bool both_strong =
       reaches(static_cast<Scope>(mark.scope), other, actor) && reaches(access.scope, actor, other);
@@ -224,7 +224,7 @@ void Agent::meet_lanes(uint32_t lanes) {
 }
 
 void Agent::acquire(Region& region, uint64_t offset, Access access, int lane) {
-  // Another process may have written this, after all that it was told.
+  // Another process may have written this value, after learning all that was released to it.
   if (region.is_of_processes() && access.scope == Scope::kSystem) {
     learn(machine.told_to_others(), access.order, lane);
   }
@@ -240,7 +240,7 @@ void Agent::release(Region& region, uint64_t offset, Access access, bool is_upda
   const bool releases = access.order == Order::kRelease || access.order == Order::kAcquireRelease;
   const bool behind_fence = access.order != Order::kWeak && fence_scope_ != Scope::kNone;
   if (!releases && !behind_fence) {
-    // An update goes on with what was released before it; another write ends that.
+    // An update continues what was released before it; any other write ends that.
     if (!is_update && !region.released.empty()) region.released.erase(offset);
     return;
   }
@@ -261,7 +261,7 @@ void Agent::fence_proxy(ProxyFence fence) {
   for (auto& [lane, learned] : learned_) learned.fence(fence);
 }
 
-// The host looks at flags, which are strong writes, while kernels run.
+// The host polls flags, which are strong writes, while kernels run.
 void Agent::note_host_write(const Region& region, Access access, int lane) {
   const bool releases = access.order == Order::kRelease || access.order == Order::kAcquireRelease;
   if (lane < 0 || actor.is_async) return;

@@ -15,7 +15,7 @@ TEST(Aliases, ASecondAddressNeedsAFence) {
     EXPECT_EQ(failures({{0, write + other + read}}, kLacksFence), kTeamSeeds) << other;
   }
   EXPECT_EQ(failures({{0, write + kAliasFence + read}}, ""), 0);
-  // By the same address, and of what a fence lies in front of, nothing changes.
+  // Nothing is needed for the same address, and a fence before the write does not help.
   EXPECT_EQ(failures({{0, write + "ld.global.u32 %r1, [%d10+8];\n"}}, ""), 0);
   EXPECT_EQ(failures({{0, kAliasFence + write + read}}, kLacksFence), kTeamSeeds);
   for (uint64_t seed = 0; seed < kTeamSeeds; ++seed) {
@@ -25,13 +25,13 @@ TEST(Aliases, ASecondAddressNeedsAFence) {
     team.run();
     EXPECT_EQ(team.result(1)[0], 5u);
     team.launch(0, "ld.global.u32 %r1, [%d13+8]; st.global.u32 [%d14+4], %r1;\n");
-    team.run();  // the end of a kernel is a fence, too
+    team.run();  // a kernel launched after run() needs no fence of its own
     EXPECT_EQ(team.result(2)[1], 5u);
   }
 }
 
 TEST(Aliases, TheFenceMayLieAnywhereOnTheWay) {
-  // Warp 0 writes by one address, and warp 1 reads by the other behind a barrier.
+  // Warp 0 writes through one address; warp 1 reads through the other after a barrier.
   const auto body = [](const std::string& behind_write, const std::string& before_read) {
     return R"(
   mov.u32 %r2, %tid.x;
@@ -46,8 +46,8 @@ TEST(Aliases, TheFenceMayLieAnywhereOnTheWay) {
   EXPECT_EQ(failures({{0, body("", "")}}, kLacksFence, 64), kTeamSeeds);
 }
 
-// Device 0 stores by the multicast address, and raises a flag in device 1's memory. Device 1 reads
-// its memory by its own address, and stores there in its turn.
+// Device 0 stores through the multicast address, then raises a flag in device 1's memory. Device 1
+// reads its memory through its own address, and then stores there itself.
 std::vector<std::pair<int, std::string>> message(const std::string& store,
                                                  const std::string& behind_store,
                                                  const std::string& before_read) {
@@ -64,20 +64,20 @@ TEST(Aliases, AMulticastStoreIsReadBehindAFence) {
   EXPECT_EQ(failures(message(store, kAliasFence, ""), ""), 0);
   EXPECT_EQ(failures(message(store, "", kAliasFence), ""), 0);
   EXPECT_EQ(failures(message(store, "", ""), kLacksFence), kTeamSeeds);
-  // A flag in front of the data.
+  // The flag is raised before the data is stored.
   const std::string late = "st.release.sys.global.u32 [%d11+128], 1; nanosleep.u32 1000;\n" + store;
   EXPECT_GT(failures(message(late, kAliasFence, kAliasFence), "race"), 0);
 }
 
 TEST(Aliases, FlagsMayHaveTwoAddresses) {
-  // A barrier of two devices: each adds by the multicast address, and polls by its own.
+  // A barrier of two devices: each adds through the multicast address, and polls through its own.
   const auto barrier = [](const std::string& own, const std::string& order) {
     return "multimem.red." + order +
            ".sys.global.add.u32 [%d12+128], 1;\nfence.proxy.alias;\nWAIT:\n"
            "ld.acquire.sys.global.u32 %r1, [" +
            own + "+128]; setp.lt.u32 %p1, %r1, 2; @%p1 bra WAIT;\n";
   };
-  // Each writes a word of the other's memory in front of the barrier, and reads its own behind it.
+  // Each writes a word of the other's memory before the barrier, and reads its own after it.
   const auto kernels = [&](const std::string& order) {
     return std::vector<std::pair<int, std::string>>{
         {0, "st.global.u32 [%d11], 1;\n" + barrier("%d10", order) + "ld.global.u32 %r2, [%d10];\n"},

@@ -70,8 +70,8 @@ void AsyncGroups::learn(Agent& who, AsyncStage stage, uint32_t most) {
   while (committed_.size() > most) committed_.pop_front();
 }
 
-// Most follow soon; some stay back for as long as a part of a kernel may take, and very few until a
-// CTA has ended that should have waited for them.
+// Most operations follow soon. Some are delayed for as long as part of a kernel may take, and very
+// few until after the end of a CTA that should have waited for them.
 uint64_t AsyncQueue::draw_delay(const AsyncOperation& operation) {
   if (operation.may_outlast_its_cta() && machine_.draw(32) == 0) return machine_.draw(1'000'000);
   return machine_.draw(5) == 0 ? machine_.draw(20'000) : machine_.draw(300);

@@ -1,20 +1,20 @@
-// Operations that an instruction begins and that take place later: copies of TMA, bulk copies,
-// products of wgmma, arrivals at another CTA. Each is an agent with a clock of its own, so that its
-// accesses race with those of the warps, its own included, which nothing orders with it.
+// Operations that an instruction starts and that run later: TMA copies, bulk copies, wgmma
+// products, arrivals at another CTA. Each is an agent with its own clock, so its accesses race with
+// those of any warp, even the one that issued it, unless something orders them.
 //
 // The life of an operation, and who does what:
-// - An instruction makes one (a class derived from AsyncOperation) and hands it to
-//   `machine.async().begin(...)`. Its clock is then what the warp has seen until that moment.
-// - The adversary calls step() at moments of its choice, until the operation has reached kDone. In
-//   step() an operation notes its accesses (note_read and its like) and does one piece of its work.
-//   When it will read no more of its sources it calls reach(kRead), and at its end reach(kDone).
-// - An operation whose `behind` is set does not begin before that one is done (wgmma).
-// - Who waits for it learns `seen_at(stage)`: groups (AsyncGroups) that a thread commits and waits
-//   for, and mbarriers, to which an operation passes what it has done (MBarrier::complete).
-// - An instruction that waits sets `Op::ready`, with Flow::kWait or kMeetAll: the lanes go on when
-//   it returns true, and `execute` then lets the warp learn what the operations did.
-// - Sources and targets in shared memory must outlive it: uses() tells of which CTAs it still needs
-//   memory. A CTA that leaves too early is an error.
+// - An instruction creates one (a class derived from AsyncOperation) and hands it to
+//   `machine.async().begin(...)`. Its clock then holds what the warp has seen so far.
+// - The adversary calls step() whenever it likes, until the operation has reached kDone. In step()
+//   an operation records its accesses (note_read and the like) and does one part of its work. After
+//   the last read of its sources it calls reach(kRead), and at its end reach(kDone).
+// - An operation with `behind` set does not begin until that one is done (wgmma).
+// - Those that wait for it learn `seen_at(stage)`: groups (AsyncGroups), which a thread commits and
+//   waits for, and mbarriers, to which an operation passes what it has done (MBarrier::complete).
+// - An instruction that waits sets `Op::ready`, with Flow::kWait or kMeetAll: its lanes go on when
+//   that returns true, and `execute` then lets the warp learn what the operations did.
+// - Sources and targets in shared memory must outlive it: uses() tells which CTAs' memory it still
+//   needs. It is an error for such a CTA to leave.
 #pragma once
 
 #include <cstdint>
@@ -31,20 +31,20 @@
 
 namespace axonn::gpu_machine {
 
-// An actor that stands for operations which come one after the other. Those that are under way at
-// the same time have different ones. So clocks do not grow with the number of operations.
+// An actor that stands for consecutive operations; concurrent operations have different identities.
+// This keeps clocks from growing with the number of operations.
 struct Identity {
   uint32_t actor = 0;
   uint32_t time = 1;
   bool is_busy = false;
 };
 
-// The identities of a launch. Operations share one only if whoever has seen the later of them has
-// seen the earlier one: those that complete at the same mbarrier, or in groups of the same thread.
+// The identities of a launch. Operations share one only if anyone who has seen the later one has
+// also seen the earlier one: those that complete at one mbarrier, or in groups of one thread.
 class Identities {
  public:
   using Key = std::pair<uint64_t, uint64_t>;
-  // Returns one that is free, or a new one.
+  // Returns a free identity, or a new one.
   Identity& lease(const Warp& issuer, Key key);
 
  private:
@@ -55,19 +55,19 @@ class AsyncOperation : public Agent {
  public:
   using Stage = AsyncStage;
 
-  // Begun by this lane of the warp (-1: by all of it), at its current instruction. `key` says which
-  // operations are ordered with it, see Identities.
+  // Started by this lane of the warp (-1: the whole warp), at its current instruction. `key` tells
+  // which operations are ordered with it; see Identities.
   AsyncOperation(Warp& issuer, int lane, Proxy by, Identities::Key key);
 
-  // Does the next piece of the work.
+  // Does the next part of the work.
   virtual void step() = 0;
-  // Whether it will still read or write shared memory of this CTA, or arrive there.
+  // Whether it will still access shared memory of this CTA, or arrive there.
   virtual bool uses(const Cta& cta) const = 0;
-  // Whether some stay back until their CTA may have ended.
+  // Whether the adversary may delay it until after the end of its CTA.
   virtual bool may_outlast_its_cta() const { return false; }
 
   Stage stage() const { return stage_; }
-  // What is known to whoever has waited for this stage, which must have been reached.
+  // Clock of the agents that have waited for this stage. The stage must have been reached.
   const Clock& seen_at(Stage stage) const {
     return stage == Stage::kRead ? seen_at_read_ : seen_at_end_;
   }
@@ -77,7 +77,7 @@ class AsyncOperation : public Agent {
   std::string describe() const { return origin_.describe(); }
 
   std::shared_ptr<const AsyncOperation> behind;  // may be null
-  uint64_t due_ns = 0;                           // not before
+  uint64_t due_ns = 0;                           // does not step before this time
 
  protected:
   void reach(Stage stage);
@@ -91,19 +91,19 @@ class AsyncOperation : public Agent {
   Clock seen_at_read_, seen_at_end_;
 };
 
-// All operations of a machine that are under way.
+// All pending operations of a machine.
 class AsyncQueue {
  public:
   explicit AsyncQueue(Machine& machine) : machine_(machine) {}
 
   void begin(const std::shared_ptr<AsyncOperation>& operation);
-  // Some of those that are due make a step. Returns whether one did.
+  // Steps some of the operations that are due. Returns whether any stepped.
   bool step();
-  // The one that is due first makes a step. Returns false if there is none.
+  // Steps the operation that is due first. Returns false if there is none.
   bool step_first();
-  // When the first of them is due; the largest number if there is none.
+  // The time at which the first of them is due; the largest number if there is none.
   uint64_t first_due_ns() const;
-  // An operation that still needs the CTA's memory, or null.
+  // Returns an operation that still needs the CTA's memory, or null.
   const AsyncOperation* user_of(const Cta& cta) const;
   bool has_any_of(const Launch& launch) const;
 

@@ -1,4 +1,4 @@
-// cp.async: what is copied, and what is reported where a wait is missing.
+// cp.async: what it copies, and how missing waits are reported.
 #include <gtest/gtest.h>
 
 #include <string>
@@ -16,8 +16,8 @@ using testing::kThread;
 using testing::run;
 using Kind = MachineError::Kind;
 
-// Each thread copies 16 bytes into its place of `tiles`: %d4 is the source, %r4 the target. The
-// source is the second half of the output, word i of which is 1000 + i.
+// Each thread copies 16 bytes into its part of `tiles`: %d4 is the source, %r4 the target. The
+// source is the second half of the output; its word i is 1000 + i.
 const std::string kSource = kThread + R"(
   mul.wide.u32 %d2, %r1, 16;
   add.s64 %d4, %out, %d2;
@@ -63,7 +63,7 @@ TEST(AsyncCopy, WaitedForCopiesArrive) {
 }
 
 TEST(AsyncCopy, WhatIsNotReadIsZero) {
-  // Lane l reads l % 17 bytes; the predicate leaves the rest of the source out.
+  // Lane l reads l % 17 bytes; the predicate leaves out the rest of the source.
   const std::string some = kSource +
                            "  rem.u32 %r9, %r1, 17;\n"
                            "  cp.async.cg.shared.global [%r4], [%d4], 16, %r9;\n"
@@ -77,7 +77,7 @@ TEST(AsyncCopy, WhatIsNotReadIsZero) {
       EXPECT_EQ(got[4 * lane + byte / 4] >> (8 * (byte % 4)) & 255u, expected);
     }
   }
-  // A source that is not read may be anywhere.
+  // A source that is not read may be any address.
   const std::string nothing = kSource + R"(
   mov.u64 %d4, 0;
   cp.async.cg.shared.global [%r4], [%d4], 16, 0;
@@ -90,7 +90,7 @@ TEST(AsyncCopy, WhatIsNotReadIsZero) {
 }
 
 TEST(AsyncCopy, LanesHaveGroupsOfTheirOwn) {
-  // The even lanes commit twice, so that only they have waited for the copy.
+  // The even lanes commit twice, so only they have waited for the copy.
   const std::string body = kSource + R"(
   cp.async.cg.shared.global [%r4], [%d4], 16;
   cp.async.commit_group;
@@ -101,7 +101,7 @@ TEST(AsyncCopy, LanesHaveGroupsOfTheirOwn) {
   @%p1 ld.shared.v4.u32 {%r10, %r11, %r12, %r13}, [%r4];
   cp.async.wait_all;
 )";
-  // The machine has one clock for a warp: what some lanes have waited for is known to all of it.
+  // The machine has one clock per warp: if some lanes have waited, the whole warp knows.
   for (uint64_t seed = 0; seed < kSeeds; ++seed) run(case_of(body), seed);
 }
 
@@ -130,7 +130,7 @@ TEST(AsyncCopy, AnOverwrittenSourceIsReported) {
 }
 
 TEST(AsyncCopy, ItsOwnThreadsWaitAndABarrierTellOthers) {
-  // Each thread reads the place of the thread 33 further on.
+  // Each thread reads the part of the thread 33 places further on.
   const auto body = [](const std::string& wait) {
     return kSource + "  cp.async.cg.shared.global [%r4], [%d4], 16;\n" + wait + R"(
   add.u32 %r14, %r1, 33;

@@ -1,4 +1,4 @@
-// Groups of asynchronous operations, for which a thread or a warp waits.
+// Groups of asynchronous operations that a thread or a warp waits for.
 #pragma once
 
 #include <cstdint>
@@ -12,10 +12,10 @@ namespace axonn::gpu_machine {
 class Agent;
 class AsyncOperation;
 
-// How far an operation is: begun; all sources read; all targets written, too.
+// The progress of an operation: begun; all sources read; all targets written as well.
 enum class AsyncStage : uint8_t { kBegun, kRead, kDone };
 
-// Operations that a thread or a warp commits in groups, for which it waits in their order.
+// Operations that a thread or a warp commits in groups and waits for in order.
 class AsyncGroups {
  public:
   using Operation = std::shared_ptr<const AsyncOperation>;
@@ -24,13 +24,13 @@ class AsyncGroups {
   void commit();
   // Whether all groups but the last `most` have reached the stage.
   bool have_reached(AsyncStage stage, uint32_t most) const;
-  // Lets the agent learn of those; have_reached must hold.
+  // Lets the agent learn of those groups; have_reached must hold.
   void learn(Agent& who, AsyncStage stage, uint32_t most);
 
  private:
   struct Group {
     std::vector<Operation> operations;
-    AsyncStage learned = AsyncStage::kBegun;  // for which it was waited already
+    AsyncStage learned = AsyncStage::kBegun;  // the stage already waited for
   };
 
   std::vector<Operation> open_;

@@ -1,4 +1,4 @@
-// st.async and red.async: what they leave in another CTA's memory, and what orders it.
+// st.async and red.async: what they write to another CTA's memory, and what orders it.
 #include <gtest/gtest.h>
 
 #include <string>
@@ -21,7 +21,7 @@ const std::string kAwait =
 const std::string kFence = "fence.mbarrier_init.release.cluster;\n";
 
 // CTA 0 waits for `bytes` bytes from CTA 1, which runs `send`: %r5 is CTA 0's buffer, %r6 its
-// mbarrier. Words 0 to 7 of the buffer, 100 at first, come out.
+// mbarrier. The output is words 0 to 7 of the buffer, which start as 100.
 Case message(const std::string& bytes, const std::string& send, const std::string& wait,
              const std::string& fence = kFence, uint32_t threads = 1) {
   Case result{R"(
@@ -81,7 +81,7 @@ TEST(AsyncStores, StoresOfEveryWidth) {
        "mov.u64 %d1, 0x200000001; mov.u64 %d2, 0x400000003; " + kStore +
            ".v4.b64 [%r5], {%d1, %d2, %d1, %d2}, [%r6];",
        {1, 2, 3, 4, 1, 2, 3, 4}},
-      // The order in which two come to pass is open, but both have come behind the wait.
+      // Two stores may happen in either order, but both have happened after the wait.
       {"8",
        kStore + ".b32 [%r5], 1, [%r6]; " + kStore + ".b32 [%r5+4], 2, [%r6];",
        {1, 2, 100, 100, 100, 100, 100, 100}},
@@ -124,7 +124,7 @@ TEST(AsyncStores, ReductionsOfEveryKind) {
     // 100 2^32 + 100, and 2^32 - 1
     EXPECT_EQ(words(message("8", wide, kAwait), seed),
               (std::vector<uint32_t>{99, 101, 100, 100, 100, 100, 100, 100}));
-    // 64 threads of two warps add one each.
+    // 64 threads in two warps add one each.
     EXPECT_EQ(words(message("256", red + "add.u32 [%r5], 1, [%r6];", kAwait, kFence, 64), seed)[0],
               164u);
   }
@@ -135,11 +135,11 @@ TEST(AsyncStores, WhatIsLeftOutIsFound) {
   for (uint64_t seed = 0; seed < kSeeds; ++seed) {
     EXPECT_THROW(run(message("4", store, "WAIT:\n"), seed), MachineError);  // no wait
     EXPECT_THROW(run(message("8", store, kAwait), seed), MachineError);     // bytes that never come
-    // Two stores of the same word.
+    // Two stores to one word.
     EXPECT_THROW(run(message("8", store + kStore + ".b32 [%r5], 8, [%r6];", kAwait), seed),
                  MachineError);
-    // What the sender wrote before is not passed on by a store that comes before it in the program,
-    // and is by one that comes behind.
+    // An earlier write of the sender is passed on by a store that follows it in the program, and
+    // not by one that precedes it.
     const std::string read = kAwait + "ld.global.u32 %r12, [%out+64];\n";
     EXPECT_THROW(run(message("4", store + "st.global.u32 [%out+64], 3;", read), seed),
                  MachineError);
@@ -148,7 +148,7 @@ TEST(AsyncStores, WhatIsLeftOutIsFound) {
 }
 
 TEST(AsyncStores, MisuseIsAnError) {
-  const std::string own = kStore + ".b32 [%r5], 7, [%r1];";  // its own mbarrier
+  const std::string own = kStore + ".b32 [%r5], 7, [%r1];";  // the sender's own mbarrier
   EXPECT_EQ(failures(message("4", own, kAwait), MachineError::Kind::kUndefined,
                      {"another CTA's shared memory"}),
             kSeeds);

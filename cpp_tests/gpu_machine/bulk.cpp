@@ -8,10 +8,10 @@
 namespace axonn::gpu_machine {
 namespace {
 
-constexpr uint32_t kUnit = 16;  // bytes that a swizzle moves as one
+constexpr uint32_t kUnit = 16;  // bytes that a swizzle moves as one unit
 constexpr size_t kMostCuts = 2;
 
-// Up to three pieces of the rows, in any order.
+// Cuts the rows into up to three pieces, in any order.
 std::vector<std::pair<size_t, size_t>> cut(Machine& machine, size_t rows) {
   std::vector<size_t> cuts{0, rows};
   for (size_t i = machine.draw(kMostCuts + 1); i > 0; --i) {
@@ -28,8 +28,8 @@ std::vector<std::pair<size_t, size_t>> cut(Machine& machine, size_t rows) {
   return pieces;
 }
 
-// Calls visit(offset in shared memory, offset in the row, bytes) for the parts of a row that lie
-// together.
+// Calls visit(offset in shared memory, offset in the row, bytes) for each contiguous part of a
+// row.
 template <typename Visit>
 void for_each_part(const SharedBox& box, uint64_t row, uint32_t begin, uint32_t bytes,
                    const Visit& visit) {
@@ -42,7 +42,7 @@ void for_each_part(const SharedBox& box, uint64_t row, uint32_t begin, uint32_t 
   }
 }
 
-// Whether a whole row fills the places that its units are exchanged among.
+// Whether a row of this size fills a swizzle line, so that its units stay within the row.
 bool fills_its_line(const SharedBox& box, uint32_t bytes) {
   return box.swizzle_bytes == 0 || bytes == box.swizzle_bytes;
 }
@@ -68,7 +68,7 @@ void join(Reduction reduction, std::byte* target, const std::byte* source, uint3
   switch (reduction.type) {
     case TensorType::kUint8:
     case TensorType::kUint16:
-      return;  // not supported
+      return;  // unsupported
     case TensorType::kUint32:
       return join<uint32_t>(update, target, source, bytes);
     case TensorType::kInt32:

@@ -1,4 +1,4 @@
-// Bulk copies and reductions: what cp.async.bulk and cp.async.bulk.tensor begin. Source: PTX ISA
+// Bulk copies and reductions, which cp.async.bulk and cp.async.bulk.tensor start. Source: PTX ISA
 // 9.0, sections 9.7.9.25 to 9.7.9.28.
 #pragma once
 
@@ -14,25 +14,25 @@
 
 namespace axonn::gpu_machine {
 
-// How elements are added, or otherwise joined, to those of a target.
+// How elements are combined with those of the target.
 struct Reduction {
   Update update = kExchange;  // a plain copy
   TensorType type = TensorType::kUint8;
 };
 
-// Whether there is such a reduction.
+// Whether PTX has this reduction.
 bool is_supported(Reduction reduction);
 
-// The side in shared memory: a whole number of units of 16 bytes, swizzled.
+// The side in shared memory: a whole number of 16-byte units, swizzled.
 struct SharedBox {
   Cta* cta = nullptr;
   uint64_t offset = 0;
   uint32_t swizzle_bytes = 0;
 };
 
-// Where a row lies on the other side: in global memory, or in another CTA's.
+// Where a row lies on the other side: in global memory, or in another CTA's shared memory.
 struct FarRow {
-  Region* region = nullptr;  // null if all of it is outside a tensor
+  Region* region = nullptr;  // null if the whole row is outside the tensor
   uint64_t offset = 0;
   BoxRow row;
   uint8_t alias = 0;
@@ -40,7 +40,7 @@ struct FarRow {
 
 struct Rows {
   std::vector<FarRow> far;
-  uint32_t row_bytes = 0;  // of each; the last row of a copy without a tensor may be shorter
+  uint32_t row_bytes = 0;  // of each; without a tensor, the last row of a copy may be shorter
   uint64_t total_bytes = 0;
 
   uint32_t bytes_of(size_t index) const {
@@ -49,7 +49,7 @@ struct Rows {
   }
 };
 
-// Copies to shared memory of one CTA, and signals its mbarrier. A multicast is one for each CTA.
+// Copies to one CTA's shared memory and signals its mbarrier. A multicast is one load per CTA.
 class BulkLoad final : public AsyncOperation {
  public:
   BulkLoad(Warp& issuer, int lane, std::shared_ptr<const Rows> rows, const SharedBox& to,
@@ -63,12 +63,12 @@ class BulkLoad final : public AsyncOperation {
   const std::shared_ptr<const Rows> rows_;
   const SharedBox to_;
   const uint64_t mbarrier_;  // its offset in the target's shared memory
-  const Cta* source_;        // whose shared memory is copied; null for global memory
+  const Cta* source_;        // the CTA whose shared memory is copied; null for global memory
   const Reduction reduction_;
-  std::vector<std::pair<size_t, size_t>> pieces_;  // rows that are yet to come
+  std::vector<std::pair<size_t, size_t>> pieces_;  // rows still to be copied
 };
 
-// Copies from shared memory, for a group of the thread.
+// Copies from shared memory, as part of a group of the thread.
 class BulkStore final : public AsyncOperation {
  public:
   BulkStore(Warp& issuer, int lane, Rows rows, const SharedBox& from, Reduction reduction);
@@ -82,8 +82,8 @@ class BulkStore final : public AsyncOperation {
   const Rows rows_;
   const SharedBox from_;
   const Reduction reduction_;
-  std::vector<std::byte> bytes_;                   // as read
-  std::vector<std::pair<size_t, size_t>> pieces_;  // that are yet to come
+  std::vector<std::byte> bytes_;                   // as they were read
+  std::vector<std::pair<size_t, size_t>> pieces_;  // rows still to be copied
 };
 
 }  // namespace axonn::gpu_machine

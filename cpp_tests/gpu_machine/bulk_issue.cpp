@@ -10,7 +10,7 @@ namespace {
 constexpr uint32_t kBulkAlignment = 16, kBoxAlignment = 128, kMapAlignment = 64;
 constexpr uint32_t kBulkRow = 128;  // bytes that are copied together
 
-// Reads a descriptor, by the tensormap proxy.
+// Reads a descriptor through the tensormap proxy.
 class DescriptorReader final : public Agent {
  public:
   DescriptorReader(Warp& warp, int lane)
@@ -60,7 +60,7 @@ Rows rows_of_tensor(const Op& op, Warp& warp, const TensorMap& map, int lane) {
   return rows;
 }
 
-// Bytes that lie one behind the other.
+// Contiguous bytes.
 Rows rows_of_bytes(const Warp::Place& at, uint64_t bytes) {
   Rows rows;
   rows.row_bytes = kBulkRow;
@@ -93,7 +93,7 @@ Reduction reduction_of(const Op& op, Warp& warp, const TensorMap* map, int lane)
   return {update, map->type};
 }
 
-// Places of shared memory, in the CTA that the address names.
+// A place in shared memory, in the CTA that the address names.
 Warp::Place shared_place(Warp& warp, const Address& address, uint64_t bytes, uint64_t alignment,
                          int lane) {
   const Warp::Place at =
@@ -153,7 +153,7 @@ void begin_loads(const Op& op, Warp& warp, int lane) {
   }
 }
 
-// The operation is in the group of each lane that it belongs to.
+// Adds the operation to the group of each lane that takes part in it.
 void begin_store(const Op& op, Warp& warp, int lane, uint32_t lanes) {
   Rows rows;
   TensorMap map;
@@ -208,8 +208,8 @@ void load(const Op& op, Warp& warp, uint32_t mask) {
   for_each_lane(mask, [&](int i) { begin_loads(op, warp, i); });
 }
 
-// Lanes that store the same are one store: CUTLASS's epilogues let a whole warp store each tile.
-// Reductions are one for each lane, as PTX has it, since they would change the result.
+// Lanes with identical stores count as one store: CUTLASS's epilogues let a whole warp store each
+// tile. Each lane has its own reduction, as PTX defines it, since they would change the result.
 void store(const Op& op, Warp& warp, uint32_t mask) {
   while (mask != 0) {
     const int first = __builtin_ctz(mask);

@@ -1,5 +1,5 @@
-// Bulk copies: what they copy, and what must order them. The machine's words for a fault are
-// checked where one wait, fence or arrival is left out.
+// Bulk copies: what they copy, and what must order them. Error messages are checked wherever one
+// wait, fence or arrival is left out.
 #include <gtest/gtest.h>
 
 #include <string>
@@ -30,7 +30,7 @@ const std::string kInitFence = "fence.mbarrier_init.release.cluster;\n";
 const std::string kAwait =
     "WAIT: mbarrier.try_wait.parity.shared::cta.b64 %p3, [%r1], 0; @!%p3 bra WAIT;\n";
 
-// 64 threads write words 0 to 63 of the output; 256 bytes are loaded, and come out 64 words
+// 64 threads write words 0 to 63 of the output. A load of these 256 bytes comes out 64 words
 // further on.
 std::string load(const std::string& fences, const std::string& after_init,
                  const std::string& wait) {
@@ -122,7 +122,7 @@ TEST(Bulk, AStoreWritesWhatIsFenced) {
   EXPECT_EQ(failures(store("fence.proxy.async.global;", "cp.async.bulk.wait_group 0;", ""),
                      MachineError::Kind::kRace, {"no fence.proxy.async orders"}),
             kSeeds);
-  // The source must stay until it is read, and the CTA, too.
+  // The source, and the CTA too, must stay until the source has been read.
   EXPECT_EQ(failures(store(fence, "", overwrite), MachineError::Kind::kRace, {"shared memory"}),
             kSeeds);
   EXPECT_EQ(failures(store(fence, "cp.async.bulk.wait_group.read 1;", overwrite),
@@ -137,7 +137,7 @@ TEST(Bulk, AStoreWritesWhatIsFenced) {
 }
 
 TEST(Bulk, GroupsAreWaitedForInOrder) {
-  // Three stores in three groups; the wait leaves one open, whose source stays.
+  // Three stores in three groups; the wait leaves one group open, so its source must stay.
   const auto body = [](const std::string& overwritten) {
     return R"(
   mov.u32 %r2, buffer;
@@ -174,7 +174,7 @@ TEST(Bulk, ReductionsJoinElements) {
       {"min.u32", {7, 7, 7, 7}},
       {"and.b32", {10 & 7, 20 & 7, 30 & 7, 40 & 7}},
       {"xor.b32", {10 ^ 7, 20 ^ 7, 30 ^ 7, 40 ^ 7}},
-      {"inc.u32", {0, 0, 0, 0}},  // all are at least 7
+      {"inc.u32", {0, 0, 0, 0}},  // all elements are at least 7
       {"add.u64", {10 + 7, 20 + 7, 30 + 7, 40 + 7}},
   };
   for (const auto& [name, expected] : reductions) {
@@ -253,7 +253,7 @@ TEST(Bulk, CopiesBetweenCtas) {
     const auto got = run(send(kAwait, together), seed);
     EXPECT_EQ(std::vector<uint32_t>(got.begin(), got.begin() + 4),
               (std::vector<uint32_t>{0, 11, 12, 13}));
-    // CTA 0 leaves while its memory is read.
+    // CTA 0 leaves while its memory is being read.
     EXPECT_THROW(run(send(kAwait, ""), seed), MachineError) << "seed " << seed;
   }
 }

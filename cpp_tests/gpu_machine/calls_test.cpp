@@ -15,7 +15,7 @@ using testing::kLane;
 using testing::kSeeds;
 using testing::run;
 
-// table[i] = 10 lane + i in local memory; returns table[i], and 7 beyond the table.
+// Sets table[i] = 10 lane + i in local memory; returns table[i], or 7 beyond the table.
 const std::string kFunctions = R"(
 .func (.param .b32 result) pick(.param .b32 pick_0, .param .b32 pick_1)
 {
@@ -137,7 +137,7 @@ TEST(Calls, WhatIsNotKnownIsRefused) {
 }
 
 TEST(Calls, ParametersHaveAddresses) {
-  // In 64 bits, and in the lower 32, as Triton takes the addresses of descriptors.
+  // As a 64-bit address, and as its lower 32 bits, as Triton takes addresses of descriptors.
   const auto got = run({kLane + R"(
   mov.b64 %d2, test_param_0;
   cvta.param.u64 %d3, %d2;
@@ -169,7 +169,7 @@ TEST(Calls, LocalMemoryIsChecked) {
             kSeeds);
   EXPECT_EQ(failures({local + "  st.local.u32 [%d2+2], %r1;\n"}, Kind::kMemory, {"misaligned"}),
             kSeeds);
-  // The machine gives each lane whole vectors of 32 bytes.
+  // The machine rounds each lane's local memory up to whole vectors of 32 bytes.
   const auto got = run({local + R"(
   st.local.u32 [%d2+20], %r1;
   ld.local.u32 %r2, [%d2+20];

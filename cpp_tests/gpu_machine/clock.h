@@ -1,5 +1,5 @@
-// Who has seen what. A clock tells which accesses of others are ordered before the next one of its
-// owner: those of launches that have ended, and those of an actor up to a time of that actor.
+// Who has seen what. A clock tells which accesses of others are ordered before the next access of
+// its owner: all those of ended launches, and those of an actor up to some time of that actor.
 // Source: Flanagan and Freund, "FastTrack: efficient and precise dynamic race detection", PLDI
 // 2009, with warps in place of threads; NVIDIA, PTX ISA 9.0, section 8 (memory consistency model).
 #pragma once
@@ -13,39 +13,39 @@
 
 namespace axonn::gpu_machine {
 
-// How far an access of the memory model reaches. Weak accesses have none.
+// How far an access reaches, in terms of the memory model. Weak accesses have no scope.
 enum class Scope : uint8_t { kNone, kCta, kCluster, kGpu, kSystem };
 
-// By which way an access goes to memory. What one proxy wrote another sees behind a proxy fence.
+// The path an access takes to memory. A proxy sees another one's writes only after a proxy fence.
 enum class Proxy : uint8_t { kGeneric, kAsync, kTensormap };
 
-// What a proxy fence brings to the eyes of another proxy.
+// Which accesses a proxy fence makes visible, and to which proxy.
 enum class ProxyFence : uint8_t {
   kAsyncShared,  // generic accesses of shared memory, for the async proxy
-  kAsyncGlobal,  // those of other memory
-  kTensormap,    // those of descriptors, for the tensormap proxy
+  kAsyncGlobal,  // generic accesses of other memory, for the async proxy
+  kTensormap,    // generic accesses of descriptors, for the tensormap proxy
   kBarrierInit,  // mbarrier.init, for the cluster and the async proxy
-  kAlias,        // accesses by one address, for those by another address of the same bytes
+  kAlias,        // accesses through one address, for those through another one of the same bytes
 };
 inline constexpr size_t kNumProxyFences = 5;
 
-// Where a warp, an asynchronous operation, a copy engine or the host runs, to tell whether a scope
-// reaches it.
+// Where a warp, an asynchronous operation, a copy engine or the host runs, which decides whether a
+// scope reaches it.
 struct Actor {
   uint32_t id = 0;
   uint32_t launch = 0;
   int device = 0;
   int64_t cta = -1;      // unique over all launches; -1 for a copy engine
-  int64_t cluster = -1;  // likewise
-  int warp = 0;          // of the CTA; of an asynchronous operation, the one that began it
+  int64_t cluster = -1;  // unique likewise
+  int warp = 0;          // index in the CTA; for an asynchronous operation, the warp that began it
   bool is_async = false;
 };
 
 class Clock {
  public:
-  // Up to which time of an actor its owner has seen, and up to which time a fence of each kind
-  // lies on the way from there. Clocks of many actors are joined all the time, so that this is as
-  // large as a vector register, and all of it is combined at once.
+  // The time of an actor up to which its accesses have been seen, and for each kind of fence, up to
+  // which they are fenced. Clocks of many actors are joined all the time, so this is as large as a
+  // vector register, and is combined as a whole.
   struct alignas(32) Seen {
     uint32_t actor = 0;
     uint32_t time = 0;
@@ -61,11 +61,11 @@ class Clock {
     }
   };
 
-  // All of a launch is seen, by every proxy. CUDA does not say that its end is a fence between
-  // addresses of the same memory.
+  // Everything in a launch is seen, by every proxy. CUDA does not say that the end of a launch is a
+  // fence between addresses of the same memory.
   void see_launch(uint32_t launch) { add_launches({{launch, launch + 1, kEnd}}); }
-  // What is passed on from here by a flag, and not by a stream, is behind no proxy fence, unless an
-  // instruction was one.
+  // Ends of launches stop counting as proxy fences: a flag, unlike a stream, passes on only the
+  // fences that were instructions.
   void forget_fences_of_ends() {
     change_fences([](uint8_t fences) { return static_cast<uint8_t>(fences & ~kEnd); });
   }
@@ -77,7 +77,7 @@ class Clock {
     uint32_t& fenced = entry(actor).fenced[static_cast<size_t>(fence)];
     fenced = std::max(fenced, time);
   }
-  // A proxy fence: it orders all that has been seen.
+  // A proxy fence: it covers all that has been seen.
   void fence(ProxyFence fence) {
     for (Seen& seen : actors_) seen.fenced[static_cast<size_t>(fence)] = seen.time;
     change_fences([&](uint8_t fences) { return static_cast<uint8_t>(fences | bit(fence)); });
@@ -86,8 +86,8 @@ class Clock {
     add_launches(other.launches_);
     join(actors_, other.actors_);
   }
-  // Forgets actors that the end of their launch stands for, unless a fence that counts beyond it
-  // lies on the way from them. Returns whether there were any.
+  // Forgets actors whose launch has ended, since the launch stands for them, unless a fence after
+  // them has effects that outlast it. Returns whether there were any such actors.
   template <typename IsOver>
   bool forget_actors(const IsOver& is_over) {
     bool any = false;
@@ -102,8 +102,8 @@ class Clock {
     });
     return any;
   }
-  // Keeps only what the other has seen, too. An actor is lost of which one of the two knows only
-  // that its launch has ended; products, which ask for this, read what their own launch wrote.
+  // Keeps only what the other clock has seen, too. Loses an actor if one of the two knows only that
+  // its launch has ended; products, which call this, read what their own launch wrote.
   void meet(const Clock& other) {
     launches_ = combined<true>(launches_, other.launches_);
     meet(actors_, other.actors_);
@@ -122,9 +122,9 @@ class Clock {
   }
 
  private:
-  // Launches that have ended, from the first to before the end, whose numbers follow each other: of
-  // a long job, a clock has seen thousands. The proxy fences on the way from there, a bit for each
-  // kind and one for the end of the launch, are the same for all of them.
+  // Consecutive launches that have ended, from `first` to before `end`: in a long job, a clock has
+  // seen thousands. The proxy fences since then, one bit for each kind and one for the end of the
+  // launch, are the same for all of them.
   struct SeenLaunches {
     uint32_t first = 0;
     uint32_t end = 0;
@@ -161,8 +161,8 @@ class Clock {
     });
     if (!are_known) launches_ = combined<false>(launches_, others);
   }
-  // Returns the launches of either list with the fences of either, or those of both with the fences
-  // of both. From left to right, by pieces of which each list has all or nothing.
+  // Returns the union of both lists and their fences or, if kOfBoth, the intersection. Works from
+  // left to right, in pieces that each list has fully or not at all.
   template <bool kOfBoth>
   static std::vector<SeenLaunches> combined(const std::vector<SeenLaunches>& a,
                                             const std::vector<SeenLaunches>& b) {
@@ -197,7 +197,7 @@ class Clock {
     }
     return *place;
   }
-  // Adds the other's entries, and combines those that both have.
+  // Adds the other's entries, combining those that both have.
   static void join(std::vector<Seen>& own, const std::vector<Seen>& other) {
     size_t at = 0, missing = 0;
     for (const Seen& entry : other) {
@@ -211,7 +211,7 @@ class Clock {
     if (missing == 0) return;
     size_t from = own.size();
     own.resize(from + missing);
-    // From behind, so that each entry moves once.
+    // From back to front, so each entry moves once.
     size_t to = own.size();
     for (size_t i = other.size(); from != to;) {
       const Seen& entry = other[--i];
@@ -219,7 +219,7 @@ class Clock {
       own[--to] = from > 0 && own[from - 1].actor == entry.actor ? own[--from] : entry;
     }
   }
-  // Keeps the entries that both have, and combines them.
+  // Keeps the entries that both have, combined.
   static void meet(std::vector<Seen>& own, const std::vector<Seen>& other) {
     size_t kept = 0;
     auto known = other.begin();
@@ -236,7 +236,7 @@ class Clock {
   std::vector<Seen> actors_;            // sorted
 };
 
-// Whether an access of one with this scope can reach the other.
+// Whether an access by `from` with this scope can reach `to`.
 inline bool reaches(Scope scope, const Actor& from, const Actor& to) {
   switch (scope) {
     case Scope::kNone:

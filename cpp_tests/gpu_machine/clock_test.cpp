@@ -1,4 +1,4 @@
-// The launches that clocks have seen, against a list of each launch by itself.
+// Checks the launches that clocks have seen against a list with one entry per launch.
 #include "gpu_machine/clock.h"
 
 #include <gtest/gtest.h>
@@ -17,7 +17,7 @@ constexpr uint32_t kNobody = 1;  // an actor that no clock has seen
 constexpr std::array kFences = {ProxyFence::kAsyncGlobal, ProxyFence::kTensormap,
                                 ProxyFence::kAlias};
 
-// What is known of a launch: the fences that instructions were, and whether its end was one.
+// What is known of a launch: the fence instructions since then, and whether its end was a fence.
 struct Known {
   std::set<ProxyFence> fences;
   bool by_end = false;
@@ -27,7 +27,7 @@ struct Known {
   }
 };
 
-// A clock, and what it should know by launch.
+// A clock, and for each launch what the clock should know.
 struct Pair {
   Clock clock;
   std::map<uint32_t, Known> known;
@@ -100,7 +100,7 @@ TEST(Clock, LaunchesAreThoseOfEachByItself) {
   }
 }
 
-// When a launch has ended, its actors are forgotten, unless a fence of their own lies on the way.
+// Actors are forgotten when their launch ends, unless they are covered by a fence of their own.
 TEST(Clock, FencesOfActorsOutliveTheirLaunch) {
   constexpr uint32_t kLaunch = 5, kFenced = 7, kUnfenced = 8;
   Clock clock;

@@ -1,4 +1,4 @@
-// The life of CTAs and clusters: they start together, and leave when nobody needs them any more.
+// The life of CTAs and clusters: they start together, and leave when they are no longer needed.
 #include <algorithm>
 
 #include "gpu_machine/machine.h"
@@ -56,7 +56,7 @@ void Machine::retire(Warp& warp) {
   note_end(launch);
 }
 
-// Its shared memory goes: nobody may still need it.
+// The CTA's shared memory goes away; nothing may still need it.
 void Machine::leave(Cta& cta, const Warp& last) {
   cta.has_left = true;
   cta.shared.freed = true;
@@ -67,12 +67,12 @@ void Machine::leave(Cta& cta, const Warp& last) {
   check_is_last(cta, last);
 }
 
-// What the CTA's warps know when they leave must cover all that peers and asynchronous operations
+// When the CTA's warps leave, they must know of everything that peers and asynchronous operations
 // did in its shared memory.
 void Machine::check_is_last(const Cta& cta, const Warp& last) const {
   Clock known;
   for (const auto& warp : cta.warps) known.join(warp->clock);
-  // `what` and the place at `where` are for the message.
+  // `what`, and the place at `where`, go into the message.
   const auto check = [&](uint32_t id, uint32_t time, const char* what, uint64_t where) {
     if (id == 0) return;
     const Actor& other = actors_[id];

@@ -1,5 +1,5 @@
-// Clusters: who is where in them, their barrier, each other's shared memory, and registers that
-// warps give to others.
+// Clusters: the position of CTAs in them, their barrier, access to each other's shared memory, and
+// registers that warps give to others.
 #include <gtest/gtest.h>
 
 #include <string>
@@ -59,7 +59,7 @@ TEST(Clusters, RegistersTellThePlace) {
 
 // --- Shared memory of others -----------------------------------------------------
 
-// Each CTA of a cluster of 4 writes its rank; then each reads that of the next one.
+// Each CTA of a cluster of 4 writes its rank; then each reads the next one's rank.
 std::string exchange(const std::string& before, const std::string& after) {
   return R"(
   mov.u32 %r1, %cluster_ctarank;
@@ -180,7 +180,7 @@ TEST(Clusters, LaunchesMustFit) {
 
 // --- Registers -------------------------------------------------------------------
 
-// 384 threads have 168 registers each. The last four warps do `give`, the others `take`.
+// 384 threads have 168 registers each. The last four warps run `give`, the others `take`.
 Case registers(const std::string& give, const std::string& take) {
   return cluster_case("mov.u32 %r1, %tid.x; setp.ge.u32 %p1, %r1, 256; @%p1 bra LAST;\n" + take +
                           " bra.uni END;\nLAST:\n" + give + "\nEND:\n",

@@ -1,4 +1,4 @@
-// Conversions, comparisons and choices alone, against results worked out by hand or by the CPU.
+// Individual conversions, comparisons and selects, against results from the CPU or by hand.
 #include <bit>
 #include <cmath>
 
@@ -55,7 +55,7 @@ TEST(Vectors, ConversionsToFloats) {
                    {"cvt.rz.f32.f64 $d, $a", {g(-1e300)}, 0xFF7FFFFF},
                    {"cvt.rn.f32.u64 $d, $a",
                     {(uint64_t{1} << 60) + (uint64_t{1} << 36) + 1},
-                    f(0x1.000002p60f)}});  // a tie but for the last bit
+                    f(0x1.000002p60f)}});  // a tie except for the last bit
   check({64, 32}, {{"cvt.f64.f32 $d, $a", {f(0.1f)}, g(0.1f)}});
   check({16, 32}, {{"cvt.rn.bf16.f32 $d, $a", {0x3F808000}, 0x3F80},
                    {"cvt.rn.bf16.f32 $d, $a", {0x3F818000}, 0x3F82},

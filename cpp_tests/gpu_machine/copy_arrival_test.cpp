@@ -18,8 +18,8 @@ const std::string kVariables = ".shared .align 8 .b64 barrier; .shared .align 16
 const std::string kAwait =
     "WAIT: mbarrier.try_wait.parity.shared::cta.b64 %p3, [%r1], 0; @!%p3 bra WAIT;\n";
 
-// Each of 64 threads copies a word of its own, and then reads that of the thread 32 places on,
-// which is of the other warp. The words come out 64 words behind.
+// Each of 64 threads copies one word, and then reads the word of the thread 32 places on, which is
+// in the other warp. The words come out 64 words further on.
 Case exchange(const std::string& count, const std::string& arrive, const std::string& wait) {
   return {R"(
   mov.u32 %r1, barrier;
@@ -52,12 +52,12 @@ Case exchange(const std::string& count, const std::string& arrive, const std::st
 TEST(CopyArrivals, CopiesAreSeenBehindTheWait) {
   const std::vector<std::pair<std::string, std::string>> right = {
       {"64", "cp.async.mbarrier.arrive.noinc.shared.b64 [%r1];\n"},
-      // The phase waits for one arrival more, which comes by itself.
+      // Without noinc the phase waits for one more arrival, which comes by itself.
       {"64",
        "cp.async.mbarrier.arrive.shared::cta.b64 [%r1]; mbarrier.arrive.shared.b64 _, [%r1];\n"},
-      // Copies that the thread itself has waited for count, too.
+      // Copies that the thread itself has already waited for count as well.
       {"64", "cp.async.wait_all; cp.async.mbarrier.arrive.noinc.shared.b64 [%r1];\n"},
-      // So do those of an earlier arrival.
+      // So do the copies of an earlier arrival.
       {"128",
        "cp.async.mbarrier.arrive.noinc.shared.b64 [%r1]; nanosleep.u32 30000;\n"
        "cp.async.mbarrier.arrive.noinc.shared.b64 [%r1];\n"},
@@ -74,13 +74,13 @@ TEST(CopyArrivals, CopiesAreSeenBehindTheWait) {
 TEST(CopyArrivals, WhatIsLeftOutIsFound) {
   const std::string arrive = "cp.async.mbarrier.arrive.noinc.shared.b64 [%r1];\n";
   for (uint64_t seed = 0; seed < kSeeds; ++seed) {
-    // An arrival of the thread itself does not wait for its copies; and without a wait nothing
-    // does.
+    // A plain arrival of the thread does not wait for its copies; and without a wait, nothing waits
+    // for them.
     EXPECT_THROW(run(exchange("64", "mbarrier.arrive.shared.b64 _, [%r1];\n", kAwait), seed),
                  MachineError);
     EXPECT_THROW(run(exchange("64", arrive, "WAIT:\n"), seed), MachineError);
   }
-  // One arrival too few, and one too many.
+  // One arrival too few; and arrivals without noinc, which do not lower the count.
   EXPECT_EQ(failures(exchange("65", arrive, kAwait), MachineError::Kind::kDeadlock,
                      {"lacks 1 of 65 arrivals"}),
             kSeeds);
@@ -90,7 +90,7 @@ TEST(CopyArrivals, WhatIsLeftOutIsFound) {
 }
 
 TEST(CopyArrivals, TheyDoNotReleaseWhatTheThreadWrote) {
-  // Warp 0 writes a word behind its copy, which warp 1 reads when the copy has arrived.
+  // Warp 0 writes a word after its copy; warp 1 reads that word once the copy has arrived.
   const auto body = [](const std::string& arrive) {
     return Case{R"(
   mov.u32 %r1, barrier;

@@ -1,4 +1,4 @@
-// The kernels of cross-entropy, as nvcc compiles them, against csrc/core/numeric/cross_entropy.h.
+// The cross-entropy kernels, as compiled by nvcc, against csrc/core/numeric/cross_entropy.h.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -44,7 +44,7 @@ class CrossEntropyRun {
       labels_.push_back(kFirst + static_cast<int64_t>(random() % static_cast<uint64_t>(columns)));
     }
     labels_[1] = kIgnored;
-    labels_[2] = kFirst - 1;  // another rank's
+    labels_[2] = kFirst - 1;  // a label of another rank
   }
 
   void run() {
@@ -102,8 +102,8 @@ class CrossEntropyRun {
     const auto got = machine_.get<std::byte>(out_ + row_bytes() * r, want.size());
     for (size_t c = 0; c < static_cast<size_t>(columns_); ++c) {
       const double a = value_at(got, c, dtype_), b = value_at(want, c, dtype_);
-      // The label's element is a difference of two numbers up to |dy|; float16 has neighbours
-      // 2^-24 apart below 2^-14.
+      // The label's element is a difference of two numbers up to |dy|; below 2^-14, neighboring
+      // float16 numbers are 2^-24 apart.
       const double small = dtype_ == DataType::kFloat16 ? 0x1p-24 : 0x1p-125;
       const double most = bound() * std::abs(kDy[r]) + 2 * step_of(dtype_) * std::abs(b) + small;
       ASSERT_NEAR(a, b, most) << "row " << r << " column " << c;
@@ -116,14 +116,14 @@ class CrossEntropyRun {
     return dtype_ == DataType::kFloat64 ? DataType::kFloat64 : DataType::kFloat32;
   }
   size_t acc_bytes() const { return static_cast<size_t>(kernels::size_of(acc_type())); }
-  // An exponential errs by up to 2 units, __expf by 2 + 1.16 |x| units, and |x| is below 40 here.
-  // The rest is what sums in another order differ by.
+  // The error of exp is up to 2 units, that of __expf is 2 + 1.16 |x| units, and |x| is below 40
+  // here. The rest is the difference between sums in another order.
   double bound() const {
     return (size() == 2 ? 64 : 24) * (dtype_ == DataType::kFloat64 ? 0x1p-52 : 0x1p-23);
   }
 
   DataType dtype_;
-  int64_t columns_, stride_;  // rows begin anywhere
+  int64_t columns_, stride_;  // rows are not aligned
   Machine machine_;
   std::vector<std::byte> logits_;
   std::vector<int64_t> labels_;
@@ -157,7 +157,7 @@ TEST_F(CrossEntropyKernels, CrossEntropyWithoutOneOfItsBarriersIsARace) {
         ++races;
       }
     }
-    // Without the first one always; the second one counts where a CTA has two rows with labels.
+    // Removing the first always races; the second matters if a CTA has two rows with labels.
     EXPECT_GE(races, which == 0 ? 10 : 1);
   }
 }

@@ -1,4 +1,4 @@
-// CTAs and the clusters that they form: shared memory, and the barriers in and between them.
+// CTAs and the clusters they form: shared memory, and barriers within and between CTAs.
 #pragma once
 
 #include <array>
@@ -16,7 +16,7 @@
 namespace axonn::gpu_machine {
 
 struct Barrier {
-  uint32_t arrived = 0, expected = 0;  // threads; expected is 0 for all of the CTA
+  uint32_t arrived = 0, expected = 0;  // threads; 0 expected means the whole CTA
   Clock clock;
   uint32_t popc = 0;
   bool all = true, any = false;
@@ -41,28 +41,28 @@ struct Cta {
   std::array<Barrier, 16> barriers;
   std::unordered_map<uint64_t, MBarrier> mbarriers;  // by offset in shared memory
   std::vector<std::unique_ptr<Warp>> warps;
-  std::map<int, Warpgroup> warpgroups;  // by number, those that multiply
+  std::map<int, Warpgroup> warpgroups;  // those that multiply, by number
   Cluster& cluster;
-  uint32_t free_registers = 0;  // that setmaxnreg.dec gave back
+  uint32_t free_registers = 0;  // given back by setmaxnreg.dec
   bool has_left = false;
-  int sm = 0;  // where it is
+  int sm = 0;  // the SM it runs on
 
   uint32_t live_threads() const;
-  // Lets those go on who wait for nobody any more.
+  // Completes the barriers at which all expected threads have arrived.
   void complete_barriers();
 };
 
 // CTAs that run at the same time and reach each other's shared memory. Without clusters, each CTA
-// is one of its own.
+// is its own cluster.
 struct Cluster {
-  int64_t id = 0;  // that of its first CTA
+  int64_t id = 0;  // the id of its first CTA
   Dim shape;
   std::vector<std::unique_ptr<Cta>> ctas;  // by rank
 
   // barrier.cluster: a phase ends when all threads that have not exited have arrived.
   uint32_t arrived = 0;
   uint64_t phase = 0;
-  Clock arriving, complete;  // of those that arrive in this phase, and that arrived in the last
+  Clock arriving, complete;  // of the arrivals in this phase, and of those in the last one
 
   uint32_t live_threads() const;
   void complete_barrier();

@@ -25,14 +25,14 @@ void Decoder::lay_out_variables() {
   }
   for (const Variable& variable : kernel_.variables) {
     if (variable.space == Space::kShared) continue;
-    // Local memory; parameters of calls are there, too, and are named without cvta.
+    // Local memory. Parameters of calls live there, too, and are named without cvta.
     program_.local_bytes = align_up(program_.local_bytes, variable.alignment);
     const uint64_t window = variable.space == Space::kParam ? window_start(kLocalWindow) : 0;
     symbols_[variable.name] = window + kVariablesStart + program_.local_bytes;
     program_.local_bytes += variable.bytes;
   }
   program_.local_bytes = align_up(program_.local_bytes, kLocalAlignment);
-  for (const bool dynamic : {false, true}) {  // dynamic shared memory lies behind the static one
+  for (const bool dynamic : {false, true}) {  // dynamic shared memory follows static
     for (const Variable& variable : kernel_.variables) {
       if (variable.space != Space::kShared || variable.is_extern != dynamic) continue;
       program_.shared_bytes = align_up(program_.shared_bytes, variable.alignment);

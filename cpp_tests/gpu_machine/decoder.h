@@ -1,5 +1,5 @@
-// What the families of instructions need to decode one: its modifiers and operands, each of which
-// must be used, so that nothing of an instruction is ignored.
+// What the instruction families need to decode an instruction: its modifiers and operands. Each of
+// them must be used, so that no part of an instruction is ignored.
 #pragma once
 
 #include <initializer_list>
@@ -18,7 +18,7 @@ class Decoder {
  public:
   Decoder(const Function& kernel, const Symbols& symbols, Program& program);
 
-  // Begins an instruction; finish() checks that all of it was used.
+  // Begins an instruction; finish() checks that every part of it was used.
   void begin(const Instruction& instruction, Op& op);
   void finish() const;
 
@@ -28,38 +28,38 @@ class Decoder {
   bool is_warp_barrier() const { return !modifiers_.empty() && modifiers_[0] == "warp"; }
 
   bool has_modifier(std::string_view modifier) const;
-  // Takes a modifier away, wherever it stands, and returns whether it was there.
+  // Removes a modifier from any position, and returns whether it was there.
   bool take(std::string_view modifier);
-  // Takes the first of these that is there; empty if none is.
+  // Removes and returns the first of these that is there; empty if none is.
   std::string take_one(std::initializer_list<std::string_view> modifiers);
-  std::string take_first();  // whatever it is; empty if there is none
-  Type take_type();          // the last one that is a type
-  Type last_type() const;    // the same, which stays; bits is 0 if there is none
+  std::string take_first();  // any modifier; empty if there is none
+  Type take_type();          // the last modifier that is a type
+  Type last_type() const;    // the same, not removed; bits is 0 if there is none
   Rounding take_rounding();
-  void take_order_and_scope();  // into the Op
+  void take_order_and_scope();  // stored in the Op
 
   size_t num_operands() const { return instruction_->operands.size(); }
   const Operand& operand(size_t index);
-  // The place of a register, immediate, special register or variable of so many bytes a lane.
+  // The slot of a register, immediate, special register or variable, with the type's size per lane.
   Slot slot(const Operand& operand, Type type);
   Slot slot(size_t index, Type type) { return slot(operand(index), type); }
-  Slot predicate(size_t index);  // of an operand; !p sets the Op's `negated`
-  // A register of any width, which is returned.
+  Slot predicate(size_t index);  // an operand; !p sets the Op's `negated`
+  // A register of any width, which goes into `bytes`.
   Slot any_register(const Operand& operand, uint8_t* bytes);
-  // The registers of an operand {a, b, ...} of so many bits each, at the end of the program's
+  // Appends the registers of an operand {a, b, ...}, each of the type's bits, to the program's
   // lists. Returns how many there are.
   int list(size_t index, Type type);
-  // The registers of this instruction's lists are those of a product of a warpgroup.
+  // Marks the registers of this instruction's lists as those of a warpgroup's product.
   void note_product();
-  // When all is decoded: tells each other Op which of those registers it uses.
+  // Call after decoding: records for every other Op which of those registers it uses.
   void note_touched(std::vector<Op>& ops);
   Address address(size_t index, Space space);
   Address address(const Operand& what, Space space);
   size_t label(const Operand& operand) const;
   bool is_register(const Operand& operand) const;
-  bool is_predicate(size_t index) const;  // a register of that kind
+  bool is_predicate(size_t index) const;  // a predicate register
   bool is_address(size_t index) const;
-  bool is_sink(size_t index) const;  // _
+  bool is_sink(size_t index) const;  // the operand _
   Slot constant(uint64_t bits, int bytes);
 
   Op& op() { return *op_; }
@@ -77,7 +77,7 @@ class Decoder {
   std::vector<std::string> modifiers_;
   std::vector<std::vector<Slot>> used_slots_;  // registers, by instruction
   std::set<Slot> product_slots_;
-  std::set<size_t> products_;  // instructions
+  std::set<size_t> products_;  // indices of instructions
   size_t used_operands_ = 0;
   Symbols symbols_;
   std::map<std::string, Slot> registers_;
@@ -85,10 +85,10 @@ class Decoder {
   std::map<std::pair<std::string, int>, Slot> specials_;
 };
 
-// Takes the space of an access away; generic if there is none.
+// Removes and returns the state space of an access; generic if there is none.
 Space take_space(Decoder& decoder);
 
-// Each decodes what it knows and returns false for other opcodes.
+// Each decodes its own opcodes, and returns false for others.
 bool decode_integer(Decoder& decoder);
 bool decode_bits(Decoder& decoder);
 bool decode_float(Decoder& decoder);

@@ -1,4 +1,4 @@
-// Operands: where in a warp they are, and what they must be.
+// Operands: their slots in a warp, and their kinds.
 #include <algorithm>
 #include <bit>
 #include <set>
@@ -138,7 +138,7 @@ Slot Decoder::predicate(size_t index) {
 }
 
 Slot Decoder::any_register(const Operand& operand, uint8_t* bytes) {
-  if (operand.kind == Operand::Kind::kName && operand.name == "_") {  // the result is not wanted
+  if (operand.kind == Operand::Kind::kName && operand.name == "_") {  // the result is discarded
     *bytes = 8;
     return allocate(8);
   }

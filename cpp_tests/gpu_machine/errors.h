@@ -1,4 +1,4 @@
-// What the machine reports. Each report ends the run: nothing is corrected or ignored.
+// Errors that the machine reports. Each ends the run: nothing is corrected or ignored.
 #pragma once
 
 #include <stdexcept>
@@ -6,26 +6,26 @@
 
 namespace axonn::gpu_machine {
 
-// PTX that the parser does not understand, or that the machine does not execute.
+// PTX that the parser does not understand, or that the machine cannot execute.
 class ParseError : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;
 };
 
-// What a kernel did wrong while it ran.
+// A mistake of a kernel at run time.
 class MachineError : public std::runtime_error {
  public:
   enum class Kind {
     kMemory,     // outside an allocation, misaligned, never written, read-only
-    kRace,       // two accesses that nothing orders, one of which is a weak one
-    kDeadlock,   // nobody can go on, or nothing has changed for long
+    kRace,       // two unordered accesses, at least one of them weak
+    kDeadlock,   // nothing can proceed, or memory has not changed for long
     kTrap,       // a trap was executed
     kUndefined,  // an instruction whose result PTX leaves undefined
-    kMisuse,     // calls of a library that break its rules
-    kGone,       // the GPU does not answer any more, because a test says so
+    kMisuse,     // library calls that break the library's rules
+    kGone,       // the GPU no longer answers, because a test says so
   };
 
-  // The message ends with the kind in brackets, which tools/emulate_mutants.py reads.
+  // The message ends with the kind in brackets, for tools/emulate_mutants.py.
   MachineError(Kind kind, const std::string& message)
       : std::runtime_error(message + " [" + name_of(kind) + "]"), kind_(kind) {}
   Kind kind() const { return kind_; }

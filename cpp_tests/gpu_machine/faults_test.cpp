@@ -1,4 +1,4 @@
-// What the machine refuses and reports: deadlocks, wrong accesses, unknown PTX, wrong launches.
+// What the machine refuses and reports: deadlocks, bad accesses, unknown PTX, bad launches.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -19,12 +19,12 @@ using testing::kThread;
 using testing::run;
 
 TEST(Faults, DeadlocksNameWhoWaitsForWhat) {
-  // The last warp goes round the barrier; since it ends, nobody waits for it.
+  // The second warp skips the barrier and exits, but the barrier expects 64 threads by number.
   const std::string half = "setp.ge.u32 %p1, %r1, 32; @%p1 bra END; bar.sync 0, 64;\nEND:\n";
   EXPECT_EQ(failures({kThread + half, "", {1, 1, 1}, {64, 1, 1}}, MachineError::Kind::kDeadlock,
                      {"barrier 0", "warp 0", "bar.sync"}),
             kSeeds);
-  // Half of a warp cannot pass a barrier of all of it, whose other half waits elsewhere.
+  // Half of a warp cannot pass a barrier of the whole CTA while the other half waits elsewhere.
   const std::string lanes =
       "setp.ge.u32 %p1, %r1, 16; @%p1 bra HIGH; bar.sync 0; bra.uni END;\nHIGH: bar.sync "
       "1;\nEND:\n";
@@ -91,7 +91,7 @@ TEST(Faults, DynamicSharedMemoryHasTheSizeOfTheLaunch) {
     const uint64_t out = machine.put(std::vector<uint32_t>{0}, "out");
     std::vector<std::byte> arg(8);
     std::memcpy(arg.data(), &out, 8);
-    // The fixed variable takes 4 bytes, and the alignment 12 more.
+    // The fixed variable takes 4 bytes, and alignment another 12.
     machine.enqueue(machine.new_stream(0), machine.kernel("test"), {1, 1, 1}, {1, 1, 1}, {arg},
                     bytes);
     if (bytes == 64) {
@@ -182,7 +182,7 @@ TEST(Parser, SectionsForDebuggersAreSkipped) {
     }
     return "";
   };
-  // Its lines count.
+  // The line numbers count from the start of the text.
   const auto line = 1 + std::count(text.begin(), text.begin() + text.find("add.s32"), '\n');
   EXPECT_NE(error_of(text).find("PTX line " + std::to_string(line) + ","), std::string::npos)
       << error_of(text);

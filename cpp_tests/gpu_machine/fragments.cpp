@@ -13,7 +13,7 @@ namespace {
 constexpr uint32_t kTf32Bits = 0xFFFFE000u;
 constexpr uint32_t kNan = 0x7FFFFFFFu;
 
-// Without branches, so that the compiler makes vector instructions of it.
+// Has no branches, so that the compiler can vectorize it.
 inline float half_to_float(uint16_t half) {
   const uint32_t magnitude = half & 0x7FFFu;
   uint32_t bits = kernels::bits_of(kernels::float_of(magnitude << 13) * 0x1p112f);
@@ -23,7 +23,7 @@ inline float half_to_float(uint16_t half) {
 
 int per_register(Element element) { return 4 / bytes_of(element); }
 
-// Some columns of one row: enough of them that sums do not wait for each other.
+// Several columns of one row: enough columns that sums do not wait for each other.
 template <int kColumns>
 void add_products(const float* a, const float* b, float* d, int pitch, int depth) {
   float sums[kColumns];

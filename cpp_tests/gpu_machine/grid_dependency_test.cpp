@@ -1,5 +1,5 @@
-// griddepcontrol: a kernel that may begin before the one in front of it ends sees what that wrote
-// behind griddepcontrol.wait, and not before.
+// griddepcontrol: a kernel that may begin before its predecessor ends sees the predecessor's writes
+// after griddepcontrol.wait, and not before.
 #include <gtest/gtest.h>
 
 #include <string>
@@ -18,7 +18,7 @@ struct Step {
   bool overlaps;
 };
 
-// The kernels one after the other in a stream, each of one thread. Their output has 4 words.
+// Runs kernels of one thread in a stream, one after the other. Their output has 4 words.
 std::vector<uint32_t> run(const std::vector<Step>& steps, uint64_t seed, bool copies_between) {
   Options options;
   options.seed = seed;
@@ -46,7 +46,7 @@ const std::string kTrigger = "griddepcontrol.launch_dependents;\n";
 
 TEST(GridDependency, AKernelThatWaitsSeesWhatLiesInFrontOfIt) {
   const std::vector<std::vector<Step>> right = {
-      {{kWrite, false}, {kRead, false}},  // it may not begin early, and need not wait
+      {{kWrite, false}, {kRead, false}},  // it may not begin early, so it need not wait
       {{kTrigger + kWrite, false}, {kWait + kRead, true}},
       {{kWrite, false}, {kWait + kRead, true}},
       {{kWrite, false}, {kWait, true}, {kWait + kRead, true}},
@@ -65,7 +65,7 @@ TEST(GridDependency, AWaitLeftOutIsFound) {
       {{kWrite + kTrigger, false}, {kRead + kWait, true}},
       // The second kernel does not wait, so the third may begin before the first has ended.
       {{kWrite, false}, {kTrigger, true}, {kRead, true}},
-      // A write of what the kernel in front still reads.
+      // A write to memory that the previous kernel still reads.
       {{kWrite, false}, {kRead, false}, {kWrite, true}},
   };
   for (size_t i = 0; i < wrong.size(); ++i) {

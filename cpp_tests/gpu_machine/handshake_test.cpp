@@ -1,4 +1,4 @@
-// The handshake of fused calls, on two virtual ranks that run against each other.
+// The handshake of fused calls, on two virtual ranks that run concurrently.
 #include "core/cuda/fused/handshake.h"
 
 #include <gtest/gtest.h>
@@ -26,12 +26,12 @@ enum class Delivery { kFlagsByCopies, kFlagsByKernel };
 
 struct Setup {
   uint64_t seed = 0;
-  uint32_t epoch = 0;  // calls that were made before
+  uint32_t epoch = 0;  // number of calls made before
   uint64_t budget_ns = 1'000'000'000;
   Delivery delivery = Delivery::kFlagsByCopies;
 };
 
-// Replaces a text in PTX each time it is there, which must be at least once.
+// Replaces every occurrence of a text in the PTX; there must be at least one.
 std::string replaced(std::string ptx, const std::string& from, const std::string& to) {
   size_t count = 0;
   for (size_t at = 0; (at = ptx.find(from, at)) != std::string::npos; at += to.size(), ++count) {
@@ -41,7 +41,7 @@ std::string replaced(std::string ptx, const std::string& from, const std::string
   return ptx;
 }
 
-// Ranks that gather their shards, call after call, as fused_calls.cpp enqueues it.
+// Ranks that gather their shards in call after call, enqueued as in fused_calls.cpp.
 class Ranks {
  public:
   Ranks(const std::string& ptx, const Setup& setup) : setup_(setup), machine_({setup.seed}) {
@@ -50,7 +50,7 @@ class Ranks {
       const std::string rank = " of rank " + std::to_string(r);
       streams_[r] = machine_.new_stream(static_cast<int>(r));
       workspaces_[r] = machine_.memory().allocate(kRanks * kShardBytes, "workspace" + rank);
-      // A flag holds the epoch of the last call that reached it.
+      // A flag holds the epoch of the last call that raised it.
       pads_[r] = machine_.put(std::vector<uint32_t>(kernels::cuda::kPadBytes / 4, setup.epoch),
                               "pad" + rank);
       epochs_[r] = machine_.put(std::vector<uint32_t>{setup.epoch}, "epoch" + rank);
@@ -152,7 +152,7 @@ using Handshake = testing::KernelTest;
 TEST_F(Handshake, CallsGatherInEveryOrder) {
   const std::string text = ptx("handshake");
   for (const auto delivery : {Delivery::kFlagsByCopies, Delivery::kFlagsByKernel}) {
-    for (const uint32_t epoch : {0u, 0xFFFFFFFDu}) {  // the second one wraps
+    for (const uint32_t epoch : {0u, 0xFFFFFFFDu}) {  // the second one wraps around
       for (uint64_t seed = 0; seed < 50; ++seed) {
         SCOPED_TRACE(seed);
         run_calls(text, {seed, epoch, 1'000'000'000, delivery});
@@ -215,7 +215,7 @@ TEST_F(Handshake, WeakenedOrdersAndWaitsAreNoticed) {
 }
 
 TEST_F(Handshake, AWaitThatIsLeftOutIsNoticed) {
-  // In await_kernel and begin_kernel every flag counts as reached.
+  // In await_kernel and begin_kernel, make every flag count as raised.
   const std::string whole = ptx("handshake");
   for (const std::string kernel : {"begin_kernel", "await_kernel"}) {
     SCOPED_TRACE(kernel);
@@ -224,7 +224,7 @@ TEST_F(Handshake, AWaitThatIsLeftOutIsNoticed) {
     const size_t end = text.find("\n}\n", begin);
     ASSERT_NE(end, std::string::npos);
     std::string body = text.substr(begin, end - begin);
-    // Reached: the difference of epochs is above -1. The third operand becomes the least integer.
+    // A flag counts as raised if the difference of epochs is above -1; make that the least integer.
     body = replaced(body, ", -1;\n\t@", ", -2147483648;\n\t@");
     text.replace(begin, end - begin, body);
     int noticed = 0;
@@ -235,7 +235,7 @@ TEST_F(Handshake, AWaitThatIsLeftOutIsNoticed) {
         ++noticed;
       }
     }
-    // Where the flag is there already, the look at it orders as much as the wait does.
+    // If the flag is already up, looking at it orders as much as waiting does.
     EXPECT_GT(noticed, 5);
   }
 }

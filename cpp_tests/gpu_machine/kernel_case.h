@@ -18,8 +18,8 @@ struct Case {
   std::string body;
   std::string variables = "";
   Dim grid{1, 1, 1}, block{32, 1, 1};
-  size_t words = 256;      // of the output
-  bool is_written = true;  // it is zero at first
+  size_t words = 256;      // in the output
+  bool is_written = true;  // starts as zeros
   uint64_t patience = 200'000;
   Dim cluster{1, 1, 1};
 };
@@ -40,8 +40,8 @@ inline std::vector<uint32_t> run(const Case& what, uint64_t seed) {
   return machine.get<uint32_t>(out, what.words);
 }
 
-// Runs it with many seeds. Returns how often it fails in this way, and expects that other errors
-// never come and that the message names what is given.
+// Runs it with many seeds. Returns how often it fails with this kind of error; expects no other
+// errors, and that messages contain the given names.
 inline int failures(const Case& what, MachineError::Kind kind,
                     const std::vector<std::string>& names) {
   int count = 0;

@@ -1,4 +1,4 @@
-// The PTX of the project's CUDA kernels, which the build makes where there is an nvcc.
+// The PTX of the project's CUDA kernels, which the build generates if there is an nvcc.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -9,7 +9,7 @@
 
 namespace axonn::gpu_machine::testing {
 
-// A test of kernels: skipped where there is no PTX.
+// A test of kernels; skipped if there is no PTX.
 class KernelTest : public ::testing::Test {
  protected:
   void SetUp() override {
@@ -18,7 +18,7 @@ class KernelTest : public ::testing::Test {
 #endif
   }
 
-  // The PTX of a file of csrc/core/cuda.
+  // The PTX of a file in csrc/core/cuda.
   static std::string ptx(const std::string& name) {
 #ifdef AXONN_PTX_FOLDER
     const std::string path = std::string(AXONN_PTX_FOLDER) + "/" + name + ".ptx";

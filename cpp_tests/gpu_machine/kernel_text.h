@@ -1,11 +1,11 @@
-// PTX for tests: small kernels from their body.
+// PTX for tests: small kernels made from their bodies.
 #pragma once
 
 #include <string>
 
 namespace axonn::gpu_machine::testing {
 
-// The kernel `test` of one parameter, which %out holds; the registers that bodies use are declared.
+// The kernel `test` with one parameter, held by %out. Declares the registers that bodies use.
 inline std::string kernel_of(const std::string& body, const std::string& variables = "") {
   return R"(
 .version 9.0

@@ -1,4 +1,4 @@
-// Numbers of any dtype in memory, for the tests of kernels.
+// Numbers of any dtype in memory, for tests of kernels.
 #pragma once
 
 #include <cstring>
@@ -16,7 +16,7 @@ using kernels::DataType;
 inline constexpr DataType kFloats[] = {DataType::kFloat32, DataType::kFloat64, DataType::kBFloat16,
                                        DataType::kFloat16};
 
-// How the name of a template's instance says its type.
+// The type in the mangled name of a template instance.
 inline std::string mangled(DataType dtype) {
   switch (dtype) {
     case DataType::kFloat32:
@@ -62,7 +62,7 @@ inline std::vector<std::byte> draw(size_t count, DataType dtype, std::mt19937_64
   return bytes;
 }
 
-// Half the distance of neighbours, relatively, and what is added where numbers are tiny.
+// Half the relative distance between neighboring numbers.
 inline double step_of(DataType dtype) {
   return dtype == DataType::kFloat64    ? 0x1p-53
          : dtype == DataType::kFloat32  ? 0x1p-24

@@ -1,4 +1,4 @@
-// The project's kernels, as nvcc compiles them, against the CPU's functions of csrc/core/numeric.
+// The project's kernels, as compiled by nvcc, against the CPU functions of csrc/core/numeric.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -49,9 +49,9 @@ void check_fill(Machine& machine, int stream, DataType dtype, const kernels::Ran
     kernels::fill_random(want.data() + static_cast<size_t>(row * layout.columns) * size,
                          layout.row_start(row), layout.columns, dtype, random);
   }
-  // Uniform: nvcc contracts a + (b - a) u, so each side errs by at most two units. Normal: the
-  // logarithm, the root and the turn err by some units on either side, and a number is at most 6.7
-  // deviations away from the mean. Then both are rounded once more.
+  // Uniform: nvcc contracts a + (b - a) u, so each side is off by at most two units. Normal: on
+  // either side the logarithm, the root and the rotation are off by some units, and a number is at
+  // most 6.7 deviations away from the mean. Both are then rounded once more.
   const bool is_normal = random.distribution == kernels::Distribution::kNormal;
   const double largest = std::abs(random.a) + (is_normal ? 6.7 : 1) * std::abs(random.b);
   const double drawn = (is_normal ? 16 : 4) * 0x1p-24 * largest;

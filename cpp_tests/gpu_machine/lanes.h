@@ -1,4 +1,4 @@
-// Functions of one lane, applied to all lanes of a mask.
+// Applies functions of one lane to all lanes in a mask.
 #pragma once
 
 #include <cmath>
@@ -41,7 +41,7 @@ void for_each_lane(uint32_t mask, const Visit& visit) {
   for (; mask != 0; mask &= mask - 1) visit(__builtin_ctz(mask));
 }
 
-// d = F(a), F(a, b), F(a, b, c), whatever the operands' types are.
+// d = F(a), F(a, b) or F(a, b, c), for any operand types.
 template <typename F, typename D, typename A>
 void map1(const Op& op, Warp& warp, uint32_t mask) {
   const A* a = warp.lanes<A>(op.a);
@@ -67,8 +67,8 @@ void map3(const Op& op, Warp& warp, uint32_t mask) {
   store_lanes(warp, op.d, result, mask);
 }
 
-// The version of a function for a type of 16, 32 or 64 bits, with or without sign; null if there is
-// none. Results that do not depend on the sign take the first.
+// The version of a function for a type of 16, 32 or 64 bits, signed or unsigned; null if there is
+// none. Results that do not depend on the sign use the first.
 template <typename F, bool kSigned>
 Execute unary_of(int bits) {
   using U16 = std::conditional_t<kSigned, int16_t, uint16_t>;

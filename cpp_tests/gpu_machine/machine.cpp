@@ -1,4 +1,4 @@
-// What the host does: it loads kernels, and enqueues.
+// The host's side: loads kernels and enqueues work.
 #include "gpu_machine/machine.h"
 
 #include <algorithm>
@@ -7,7 +7,7 @@
 namespace axonn::gpu_machine {
 namespace {
 
-// The kernel, which has the module's shared variables.
+// The kernel together with the module's shared variables.
 std::shared_ptr<const Program> decoded(const Function& kernel, const Module& module,
                                        const Symbols& symbols) {
   Function whole = kernel;
@@ -20,7 +20,7 @@ std::shared_ptr<const Program> decoded(const Function& kernel, const Module& mod
 }  // namespace
 
 Machine::Machine(const Options& options) : options_(options), random_(options.seed) {
-  actors_.emplace_back();  // 0 stands for none
+  actors_.emplace_back();  // actor 0 stands for none
 }
 
 void Machine::load(std::string_view ptx) {
@@ -50,7 +50,7 @@ void Machine::add_variables(const Module& module) {
     if (variable.space == Space::kShared) continue;
     const uint64_t address = memory_.allocate(variable.bytes, variable.name);
     std::vector<std::byte> contents = variable.contents;
-    contents.resize(variable.bytes);  // what is not initialized is zero
+    contents.resize(variable.bytes);  // the rest is zero
     memory_.write(address, contents.data(), contents.size());
     memory_.find(address)->read_only = variable.space == Space::kConst;
     symbols_[variable.name] = address;

@@ -1,5 +1,5 @@
-// Several GPUs that run PTX: streams, kernels and copies, of which an adversary that is drawn from
-// a seed runs a little at a time.
+// Several GPUs that run PTX: streams, kernels and copies. An adversary, drawn from a seed, runs a
+// little of them at a time.
 #pragma once
 
 #include <chrono>
@@ -27,30 +27,30 @@ namespace axonn::gpu_machine {
 
 struct Options {
   uint64_t seed = 0;
-  int resident_ctas = 16;         // of a device at a time, however small; the others wait
-  int sms = 8;                    // of a device; what fits them is in residency.h
-  uint64_t patience = 4'000'000;  // warp instructions without a change of memory: a deadlock
+  int resident_ctas = 16;         // per device at a time, of any size; the others wait
+  int sms = 8;                    // per device; residency.h says what fits
+  uint64_t patience = 4'000'000;  // a deadlock after this many warp instructions without a write
   bool checks_races = true;
-  // When all warps sleep, time passes as on the host: they may wait for another process.
+  // While all warps sleep, time passes as on the host: they may wait for another process.
   bool sleeps_for_real = false;
 };
 
-// What a stream does in its turn.
+// Work that a stream runs in order.
 struct Launch {
   std::shared_ptr<const Program> program;
-  Dim grid, block, cluster;  // the last in CTAs
+  Dim grid, block, cluster;  // the last one in CTAs
   uint64_t dynamic_shared_bytes = 0;
-  Footprint footprint;          // of a CTA
-  bool is_cooperative = false;  // all CTAs are resident together
+  Footprint footprint;          // of one CTA
+  bool is_cooperative = false;  // all CTAs must be resident together
   std::unique_ptr<Region> params;
   uint64_t next_cluster = 0;
-  std::vector<uint32_t> order;  // in which clusters start
+  std::vector<uint32_t> order;  // the order in which clusters start
   Identities identities;
   std::vector<std::unique_ptr<Cluster>> clusters;
   uint32_t id = 0;
   int device = 0;
-  // It may begin before the kernel in front of it ends. What it then has seen at its beginning is
-  // `before`; griddepcontrol.wait shows it `prior`, all that is in front of it.
+  // It may begin before the previous kernel ends. It then starts with the clock `before`;
+  // griddepcontrol.wait shows it `prior`, which covers everything ahead of it in the stream.
   bool overlaps = false;
   Clock before, after, prior;
 };
@@ -58,15 +58,15 @@ struct Copy {
   uint64_t target = 0, source = 0, bytes = 0;
   uint32_t launch = 0;
   std::unique_ptr<Agent> engine;
-  std::vector<std::pair<uint64_t, uint64_t>> pieces;  // begin and end, yet to come
-  int fill = -1;               // a byte that is written everywhere, in place of a source
-  uint32_t turns_a_piece = 0;  // on average; drawn when it begins
+  std::vector<std::pair<uint64_t, uint64_t>> pieces;  // begin and end of those not yet copied
+  int fill = -1;               // if not negative, a byte to write everywhere, in place of a source
+  uint32_t turns_a_piece = 0;  // average number of turns; drawn when it begins
 };
-// Something that a stream does and that is no kernel, a little of it at each attempt. What it
-// learns goes into its agent's clock.
+// Any other work of a stream, a part of it per attempt. What it learns goes into its agent's
+// clock.
 enum class Progress { kWaits, kWent, kDone };
 struct Task {
-  std::function<std::string()> describe;  // for reports of deadlocks
+  std::function<std::string()> describe;  // for deadlock reports
   std::function<Progress(Agent&)> attempt;
   bool only_orders = false;  // it reads and writes nothing
   uint32_t launch = 0;
@@ -79,21 +79,21 @@ class Machine {
 
   // Adds the kernels and variables of a PTX text.
   void load(std::string_view ptx);
-  // Returns those of a PTX text by their names; others of the same names stay what they are.
+  // Returns the kernels of a PTX text by name, and leaves other kernels of the same names alone.
   std::map<std::string, std::shared_ptr<const Program>> load_apart(std::string_view ptx);
-  // Adds those of a module, which lives as long as the machine. Each kernel is decoded when it is
-  // first asked for by kernel_named.
+  // Adds the kernels and variables of a module, which must outlive the machine. A kernel is decoded
+  // when kernel_named first asks for it.
   void load(const Module& module);
   void load(Module&& module) = delete;
-  // Returns the one kernel whose name contains this; of modules, it knows those that kernel_named
-  // was asked for. Throws std::invalid_argument otherwise.
+  // Returns the only kernel whose name contains this; in modules it finds only kernels that
+  // kernel_named has returned. Throws std::invalid_argument if there is not exactly one.
   std::shared_ptr<const Program> kernel(std::string_view part_of_name) const;
 
-  // Returns the kernel of exactly this name, or null.
+  // Returns the kernel with exactly this name, or null.
   std::shared_ptr<const Program> kernel_named(const std::string& name);
 
   Memory& memory() { return memory_; }
-  // Allocates memory that holds these values, or that nobody has written.
+  // Allocates memory with these values.
   template <typename T>
   uint64_t put(const std::vector<T>& values, const std::string& name) {
     const uint64_t address = memory_.allocate(values.size() * sizeof(T), name);
@@ -108,7 +108,7 @@ class Machine {
   }
 
   int new_stream(int device);
-  // Enqueues a kernel. The arguments must have the sizes of its parameters.
+  // Enqueues a kernel. The sizes of the arguments must be those of its parameters.
   template <typename... Args>
   void launch(int stream, const std::shared_ptr<const Program>& program, Dim grid, Dim block,
               const Args&... args) {
@@ -119,42 +119,42 @@ class Machine {
   void enqueue(int stream, const std::shared_ptr<const Program>& program, Dim grid, Dim block,
                const std::vector<std::vector<std::byte>>& args, uint64_t dynamic_shared_bytes,
                Dim cluster = {}, bool is_cooperative = false, bool overlaps = false);
-  // Enqueues a copy by an engine, in pieces and in any order; up to 8 bytes are one piece, and a
-  // release to the whole system.
+  // Enqueues a copy by a copy engine, in several pieces and in any order. A copy of up to 8 bytes
+  // is one piece, and a release to the whole system.
   void copy(int stream, uint64_t target, uint64_t source, uint64_t bytes);
-  // Enqueues that an engine writes a byte everywhere.
+  // Enqueues a fill: a copy engine writes one byte everywhere.
   void fill(int stream, uint64_t target, int value, uint64_t bytes);
   void enqueue_task(int stream, std::function<std::string()> describe,
                     std::function<Progress(Agent&)> attempt);
-  // Enqueues a task that takes no time once it can: it is tried until it returns true.
+  // Enqueues a task that takes no time once it is possible: `attempt` is called until it is true.
   void enqueue_task(int stream, std::string what, std::function<bool(Agent&)> attempt);
-  // Likewise one that reads and writes nothing, but orders others.
+  // The same for a task that reads and writes nothing, but orders other work.
   void enqueue_order(int stream, std::string what, std::function<bool(Agent&)> attempt);
 
-  // Takes places of CTAs for a task that needs SMs. Returns false, and takes none, if not all fit.
+  // Reserves room for CTAs, for a task that needs SMs: all, or none and returns false.
   bool take_ctas(int device, int count);
   void give_ctas(int device, int count) { resident_[device] -= count; }
 
-  // Runs until all that was enqueued has ended. Throws MachineError.
+  // Runs until all enqueued work has ended. Throws MachineError.
   void run();
 
-  // For a host that goes on while the machine runs. What the host enqueues is ordered behind what
-  // its clock has seen.
+  // For a host that continues while the machine runs. Work that the host enqueues is ordered after
+  // everything its clock has seen.
   enum class Turn { kDone, kWent, kStuck };
-  // Runs a little of what was enqueued. It is stuck if that waits for what is yet to be enqueued.
+  // Runs a little of the work. Stuck means that it waits for work that is not enqueued yet.
   Turn turn();
   bool is_idle(int stream) const { return streams_.at(static_cast<size_t>(stream)).queue.empty(); }
   Clock& host_clock() { return host_clock_; }
   const Clock& clock_of(int stream) const { return streams_.at(static_cast<size_t>(stream)).clock; }
-  // Reports that what the host waits for cannot happen.
+  // Reports that what the host waits for can never happen.
   [[noreturn]] void fail_deadlock(const std::string& why);
-  // Forgets what is over, if the host has seen all of it.
+  // Forgets everything that has ended, if the host has seen all of it.
   void forget_the_past();
 
   uint64_t warp_instructions() const { return instructions_; }
   uint64_t now_ns() const { return now_ns_; }
 
-  // Lets a device reach another's memory. Returns false if it did before.
+  // Lets a device access another's memory. Returns false if it already could.
   bool enable_peer(int device, int peer) { return peers_.emplace(device, peer).second; }
 
   // --- For warps ---
@@ -164,13 +164,13 @@ class Machine {
   const Options& options() const { return options_; }
   const Actor& actor(uint32_t id) const { return actors_[id]; }
   bool is_of_this_run(uint32_t actor) const { return actor >= first_actor_; }
-  const Actor& new_actor(Actor actor);  // with an id of its own
+  const Actor& new_actor(Actor actor);  // assigns a new id
   AsyncQueue& async() { return async_; }
-  // Ends the launch if nothing of it is left.
+  // Ends the launch if none of it is left.
   void note_end(const Launch& launch);
   Region* region_at(uint64_t address) { return memory_.find(address); }
   void note_change() { last_change_ = instructions_; }
-  // What was released where other processes may acquire it. What they answer comes after it.
+  // Clock of everything released to other processes so far. Their answers come after it.
   Clock& told_to_others() { return told_to_others_; }
   uint32_t draw(uint32_t below) { return static_cast<uint32_t>(random_() % below); }
 
@@ -180,15 +180,15 @@ class Machine {
     std::unique_ptr<Launch> launch;
     std::unique_ptr<Copy> copy;
     std::unique_ptr<Task> task;
-    Clock before;  // what the host has seen
+    Clock before;  // what the host had seen
   };
   struct Stream {
     int device;
     std::deque<Work> queue;
-    bool has_begun = false;   // the first of the queue
-    uint32_t last_ended = 0;  // the launch before it
+    bool has_begun = false;   // the first item of the queue
+    uint32_t last_ended = 0;  // the launch before that one
     Clock clock;
-    std::optional<Clock> before_last;  // of the last work, if that was a kernel
+    std::optional<Clock> before_last;  // the clock before the last work, if that was a kernel
   };
 
   template <typename T>
@@ -226,7 +226,7 @@ class Machine {
   struct Undecoded {
     const Module* module;
     const Function* kernel;
-    std::shared_ptr<const Symbols> symbols;  // those that there were when the module was loaded
+    std::shared_ptr<const Symbols> symbols;  // as of when the module was loaded
   };
   std::map<std::string, Undecoded> undecoded_;
   std::deque<Stream> streams_;
@@ -237,13 +237,13 @@ class Machine {
   int64_t ctas_ = 0;
   std::map<int, int> resident_;  // CTAs by device
   std::map<int, Residency> residency_;
-  std::set<std::pair<int, int>> peers_;  // devices that reach others' memory
+  std::set<std::pair<int, int>> peers_;  // devices that reach another's memory
   std::vector<Warp*> live_;
   uint64_t instructions_ = 0, last_change_ = 0, now_ns_ = 1;
   uint32_t starved_ = 0;  // which warps get fewer turns
   std::mt19937_64 random_;
-  std::optional<std::chrono::steady_clock::time_point> asleep_since_;  // all warps
-  uint64_t asleep_at_ns_ = 0;                                          // the time at that moment
+  std::optional<std::chrono::steady_clock::time_point> asleep_since_;  // since all warps sleep
+  uint64_t asleep_at_ns_ = 0;                                          // the time then
   AsyncQueue async_{*this};
 };
 

@@ -25,8 +25,8 @@ inline float value_in(const std::string& type, uint32_t bits) {
                          : kernels::float_of(bits);
 }
 
-// Puts a matrix with so many columns into registers of 32 bits, [register][lane]; `place` tells
-// which element of the matrix is element i of a lane.
+// Appends a matrix with this many columns as 32-bit registers, [register][lane]; `place` tells
+// which element of the matrix a lane's element i is.
 template <typename PlaceOf>
 void append_fragments(std::vector<uint32_t>& words, const std::vector<float>& matrix, int columns,
                       const std::string& type, const PlaceOf& place, int elements) {
@@ -53,7 +53,7 @@ inline std::string registers(int first, int count, const std::string& name = "%r
   return text + "}";
 }
 
-// Small integers: every sum of a few hundred products is exact in every type.
+// Small integers, so that every sum of a few hundred products is exact in every type.
 template <typename Random>
 std::vector<float> draw_small(int count, Random& random) {
   std::vector<float> values(static_cast<size_t>(count));

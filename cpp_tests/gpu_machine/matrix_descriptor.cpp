@@ -3,8 +3,8 @@
 namespace axonn::gpu_machine {
 namespace {
 
-constexpr uint64_t kRows = 8;          // of a block of chunks
-constexpr uint64_t kPatternShift = 7;  // rows of a pattern are counted in 128 bytes
+constexpr uint64_t kRows = 8;          // in a block of chunks
+constexpr uint64_t kPatternShift = 7;  // rows of a pattern are counted in units of 128 bytes
 constexpr uint64_t kUndefinedBits = 0x3FF1'C000'C000'C000u;
 
 constexpr uint64_t field(uint64_t bits, int first, int count) {
@@ -27,7 +27,7 @@ std::optional<MatrixDescriptor> MatrixDescriptor::decode(uint64_t bits) {
   return result;
 }
 
-// The chunk within a row is changed by the row within the pattern.
+// The row within the pattern changes the chunk's position within the row.
 uint64_t MatrixDescriptor::swizzled(uint64_t address) const {
   const uint64_t row = (address >> kPatternShift) - base;
   return address ^ (row & (chunks - 1)) * kChunkBytes;

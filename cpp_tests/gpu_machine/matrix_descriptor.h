@@ -1,4 +1,4 @@
-// Where a matrix for wgmma lies in shared memory, as its descriptor tells. Source: PTX ISA 9.0,
+// The layout of a matrix for wgmma in shared memory, from its descriptor. Source: PTX ISA 9.0,
 // sections 9.7.15.5.1 (layouts and descriptors); NVIDIA, CUTLASS,
 // cute/atom/mma_traits_sm90_gmma.hpp (the canonical layouts in units of 16 bytes).
 #pragma once
@@ -13,16 +13,16 @@ inline constexpr uint32_t kChunkBytes = 16;
 struct MatrixDescriptor {
   uint64_t start = 0;                // in shared memory, in bytes
   uint64_t leading = 0, stride = 0;  // offsets between blocks of 16-byte chunks, in bytes
-  uint64_t base = 0;    // the row of its pattern of swizzles at which the matrix begins
-  uint64_t chunks = 1;  // in a row of the pattern: 8 of 128 bytes, 4, 2; 1: no swizzle
+  uint64_t base = 0;    // the row of the pattern of swizzles at which the matrix begins
+  uint64_t chunks = 1;  // per row of the pattern: 8, 4 or 2 (128, 64, 32 bytes); 1: no swizzle
 
-  // Returns nothing for bits that PTX does not define, and for a base that does not fit the start.
+  // Returns nothing for bits that PTX does not define, or if the base does not fit the start.
   static std::optional<MatrixDescriptor> decode(uint64_t bits);
 
-  // The offset in shared memory of a chunk of elements that are neighbours along K: of row `row`
-  // along M or N, the chunk `chunk` along K.
+  // The offset in shared memory of a chunk whose elements are neighbors along K: chunk `chunk`
+  // along K in row `row` along M or N.
   uint64_t chunk_along_k(uint64_t row, uint64_t chunk) const;
-  // The same for elements that are neighbours along M or N.
+  // The same for elements that are neighbors along M or N.
   uint64_t chunk_along_mn(uint64_t chunk, uint64_t k) const;
 
  private:

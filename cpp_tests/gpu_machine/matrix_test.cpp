@@ -1,5 +1,5 @@
-// Instructions that a warp runs for a matrix, against sums in double over elements whose places are
-// those of the PTX manual's figures (ISA 9.0, section 9.7.14.5), restated here element by element.
+// Warp-level matrix instructions, against sums in double. The places of elements are those of the
+// PTX manual's figures (ISA 9.0, section 9.7.14.5), restated here element by element.
 #include <gtest/gtest.h>
 
 #include <random>
@@ -23,8 +23,8 @@ using testing::Place;
 using testing::registers;
 using testing::value_in;
 
-// Runs an instruction whose operands are registers that each lane loads from memory: %r10 and on
-// hold the words [i][lane] of the input, and those from `results` on are stored as [i][lane].
+// Runs an instruction on registers that each lane loads from memory: %r10 and up hold the words
+// [i][lane] of the input, and those from `results` on are stored as [i][lane].
 std::vector<uint32_t> run_on_words(const std::string& instruction, const std::vector<uint32_t>& in,
                                    int results, int num_results) {
   std::string body = kLane;
@@ -48,7 +48,7 @@ std::vector<uint32_t> run_on_words(const std::string& instruction, const std::ve
 
 // --- mma -----------------------------------------------------------------------------------------
 
-// Element i of the fragments of lane `lane`, as the manual tells it for each shape.
+// Element i of a lane's fragments, as the manual gives it for each shape.
 Place a_of_k16(int lane, int i) {
   return {i < 2 || (i >= 4 && i < 6) ? lane / 4 : lane / 4 + 8,
           lane % 4 * 2 + (i & 1) + (i < 4 ? 0 : 8)};
@@ -122,7 +122,7 @@ TEST(Matrix, ProductsHaveTheManualsLayout) {
   }
 }
 
-// A product whose registers are all the same word: row 0 and column 0 do not differ from others.
+// A product of matrices that each consist of one word, so that all results are the same.
 float product_of(const std::string& types, int a_count, uint32_t a, uint32_t b, uint32_t c) {
   std::vector<uint32_t> words;
   for (int i = 0; i < a_count; ++i) words.insert(words.end(), kLanes, a);
@@ -140,10 +140,10 @@ TEST(Matrix, RoundingOfProducts) {
   const std::string half = "m16n8k8.row.col.f32.f16.f16.f32";
   const std::string brain = "m16n8k8.row.col.f32.bf16.bf16.f32";
   const auto f = [](float value) { return kernels::bits_of(value); };
-  // The lower 13 bits of a tf32 are not read.
+  // The lower 13 bits of a tf32 are ignored.
   EXPECT_EQ(product_of(tf32, 2, f(0x1.003ffep0f), f(1), 0), 4.0f);
   EXPECT_EQ(product_of(tf32, 2, f(0x1.004p0f), f(1), 0), 0x1.004p2f);
-  // Sums are rounded one after the other: each addend is lost beside 2^25.
+  // Sums are rounded one after the other: next to 2^25, each addend is lost.
   EXPECT_EQ(product_of(tf32, 2, f(1), f(1), f(0x1p25f)), 0x1p25f);
   EXPECT_EQ(product_of(half, 2, 0x00010001, 0x3C003C00, 0), 0x1p-21f);  // a subnormal float16
   EXPECT_EQ(kernels::bits_of(product_of(half, 2, 0x7C007C00, 0, 0)), 0x7FFFFFFFu);  // inf * 0
@@ -153,15 +153,15 @@ TEST(Matrix, RoundingOfProducts) {
 
 // --- ldmatrix and stmatrix -----------------------------------------------------------------------
 
-// The element of matrix i that half `part` of lane's register i holds.
+// The element of matrix i in half `part` of the lane's register i.
 uint32_t element_of(int i, int lane, int part, bool is_transposed) {
   const int row = is_transposed ? 2 * (lane % 4) + part : lane / 4;
   const int column = is_transposed ? lane / 4 : 2 * (lane % 4) + part;
   return static_cast<uint32_t>(64 * i + 8 * row + column);
 }
 
-// Row r of matrix i lies at 32 (8 i + r) bytes: rows are apart. %r4 is the address that a lane
-// names, of row lane % 8 of matrix lane / 8; lanes that name none have an address outside.
+// Row r of matrix i lies at 32 (8 i + r) bytes, so rows are apart. %r4 is the lane's address, which
+// is row lane % 8 of matrix lane / 8; lanes that should name no row get an invalid address.
 std::string in_shared(int count) {
   return kLane + R"(
   mov.u32 %r3, tiles;
@@ -171,7 +171,7 @@ std::string in_shared(int count) {
          std::to_string(8 * count) + ";\n  @%p1 mov.u32 %r4, 4;\n";
 }
 const std::string kTiles = ".shared .align 16 .b8 tiles[1024];";
-// The row of 8 elements that the lane's address names.
+// The row of 8 elements at the lane's address.
 const std::string kStoreRow = R"(
   shl.b32 %r6, %r1, 3;
   mul.lo.u32 %r6, %r6, 0x10001;
@@ -216,7 +216,7 @@ TEST(Matrix, StoresEightByEightMatrices) {
                                       (is_transposed ? ".trans" : "") + ".shared.b16 [%r4], " +
                                       registers(10, count) + ";";
       SCOPED_TRACE(instruction);
-      // Register i of a lane: 64 i + 2 lane, and the same + 1 in its upper half.
+      // Register i of a lane holds 64 i + 2 lane, and that + 1 in its upper half.
       std::string body = in_shared(count) + "  shl.b32 %r6, %r1, 1;\n";
       for (int i = 0; i < count; ++i) {
         const std::string name = "%r" + std::to_string(10 + i);
@@ -263,7 +263,7 @@ TEST(Matrix, MistakesAreReported) {
   EXPECT_EQ(failures({kLane + "  setp.eq.u32 %p1, %r1, 5;\n  @%p1 exit;\n  " + product},
                      Kind::kUndefined, {"all 32 lanes", "mma"}),
             kSeeds);
-  // Another warp stores the matrices, and nothing orders that.
+  // Another warp stores the matrices, without any ordering.
   const Case other{R"(
   mov.u32 %r2, %tid.x;
   setp.ge.u32 %p2, %r2, 32;

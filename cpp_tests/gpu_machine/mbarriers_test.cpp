@@ -1,4 +1,4 @@
-// mbarriers: their phases and counts, what they order, and how they are misused.
+// mbarriers: their phases and counts, what they order, and their misuse.
 #include <gtest/gtest.h>
 
 #include <string>
@@ -49,7 +49,7 @@ TEST(MBarriers, PhasesEndWhenAllHaveArrivedAndAllBytesHaveCome) {
   st.global.u32 [%out+24], %r8;
 )"),
                        1);
-  // The first phase waits for 3 arrivals; states tell how many were pending before theirs.
+  // The first phase waits for 3 arrivals; a state tells how many were pending before its arrival.
   EXPECT_EQ(std::vector<uint32_t>(got.begin(), got.begin() + 7),
             (std::vector<uint32_t>{0, 3, 2, 0, 0, 1, 0}));
 }
@@ -74,7 +74,7 @@ TEST(MBarriers, ADropCountsForAllPhasesToCome) {
                        1);
   EXPECT_EQ(got[0], 1u);
   EXPECT_EQ(got[1], 1u);  // with two arrivals
-  EXPECT_EQ(got[2], 7u);  // memory again
+  EXPECT_EQ(got[2], 7u);  // it is plain memory again
 }
 
 // --- What they order -----------------------------------------------------------------
@@ -147,7 +147,7 @@ TEST(MBarriers, AnArrivalReleasesAndAWaitAcquires) {
             kSeeds);
 }
 
-// Warp 0 fills two slots in turn, warp 1 empties them: 12 rounds.
+// Warp 0 fills two slots in turn and warp 1 empties them, for 12 rounds.
 std::string ring(const std::string& wait_until_empty, const std::string& tell_empty) {
   return R"(
   mov.u32 %r1, barrier;
@@ -217,7 +217,7 @@ TEST(MBarriers, ARingOfSlotsIsFilledAndEmptied) {
 
 // --- Other CTAs ------------------------------------------------------------------
 
-// CTA 1 arrives at the barrier of CTA 0, which waits.
+// CTA 1 arrives at the barrier of CTA 0, which waits there.
 Case remote(const std::string& after_init, const std::string& wait,
             const std::string& arrive = "mbarrier.arrive.release.cluster.shared::cluster") {
   Case result{R"(
@@ -256,7 +256,7 @@ TEST(MBarriers, ArrivalsAtAnotherCta) {
   EXPECT_EQ(failures(remote("barrier.cluster.arrive.relaxed; barrier.cluster.wait;\n", wait),
                      MachineError::Kind::kRace, {"initialization"}),
             kSeeds);
-  // Without a scope, both sides reach the cluster; a scope of the CTA, on either, does not.
+  // Without a scope, both sides reach the cluster; with .cta on either side, they do not.
   const std::string read = "ld.global.u32 %r6, [%out]; st.global.u32 [%out+4], %r6;";
   const std::string wait_without =
       wait_by("mbarrier.try_wait.parity.shared::cta.b64 %p3, [%r1], 0;") + read;

@@ -16,7 +16,7 @@ Memory::~Memory() {
 }
 
 uint64_t Memory::take_window() {
-  constexpr size_t kNewWindows = 512;  // a use of freed memory is noticed until it is used again
+  constexpr size_t kNewWindows = 512;  // late reuse, so that uses of freed memory are noticed
   if (windows_.size() < kNewWindows || freed_.empty()) return add_window({});
   const uint64_t address = freed_.front();
   freed_.pop_front();
@@ -33,7 +33,7 @@ Region& Memory::place(uint64_t address, Region region) {
   return *window.region;
 }
 
-// A window is larger than any allocation, and a multiple of pages.
+// A window is larger than any allocation, and is a whole number of pages.
 uint64_t Memory::allocate_for_host(uint64_t bytes, const std::string& name, int device) {
   const uint64_t address = take_window();
   void* wanted = reinterpret_cast<void*>(address);

@@ -1,5 +1,5 @@
-// Two devices with memory that has several addresses: each device's own, one of both, and a second
-// one of the first device's.
+// Two devices whose memory has several addresses: one of each device, one of both, and a second one
+// for the first device.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -17,9 +17,9 @@ namespace axonn::gpu_machine::testing {
 inline constexpr uint64_t kTeamSeeds = 20;
 inline constexpr uint64_t kTeamBytes = 256;
 
-// Two devices with memory of their own. A kernel gets a table with the addresses of the first
-// device's memory, of the second one's, of both (multicast), and a second address of the first
-// one's; its registers %d10 to %d13 hold them, and %d14 is the place of 16 words for results.
+// Two devices, each with its own memory. A kernel gets a table with the addresses of the first
+// device's memory, the second one's, both (multicast), and a second address of the first one's.
+// Registers %d10 to %d13 hold them, and %d14 is the address of 16 words for results.
 class Team {
  public:
   explicit Team(uint64_t seed) : machine_(options_of(seed)) {
@@ -42,7 +42,7 @@ class Team {
     table_ = machine_.put(table, "table");
   }
 
-  // Words of a device's memory.
+  // Fills a device's memory with words.
   void fill(size_t device, const std::vector<uint32_t>& words) {
     machine_.memory().write(unicast_[device], words.data(), words.size() * sizeof(uint32_t));
   }
@@ -87,7 +87,7 @@ class Team {
 
 using Words = std::vector<uint32_t>;
 
-// How many seeds end with an error that has these words.
+// Returns for how many seeds the run ends with an error that contains these words.
 inline int failures(const std::vector<std::pair<int, std::string>>& kernels,
                     const std::string& words, uint32_t threads = 1) {
   int count = 0;

@@ -1,5 +1,5 @@
-// Multicast addresses, which name the same bytes of all devices of a team: what multimem
-// instructions do there, worked out by hand.
+// Multicast addresses, which name the same bytes on all devices of a team: the effects of multimem
+// instructions, worked out by hand.
 #include <algorithm>
 
 #include "gpu_machine/multimem_case.h"
@@ -34,7 +34,7 @@ TEST(Multimem, StoresReachAllDevices) {
   }
 }
 
-// The words of the two devices, the instruction, and the words that come out.
+// The words of both devices, the instruction, and the expected words.
 struct Reduced {
   Words first, second;
   std::string type, operands;
@@ -52,7 +52,7 @@ TEST(Multimem, LoadsJoinWhatAllDevicesHave) {
       {{12}, {10}, "xor.b32", "%r1", {6}},
       {{0xFFFFFFFF, 1}, {2, 3}, "add.u64", "%d1", {1, 5}},
       {{5, 0x80000000}, {6, 1}, "max.s64", "%d1", {6, 1}},
-      // 1.5 + 2.25, and four of them
+      // 1.5 + 2.25, alone and in a vector of four
       {{0x3FC00000}, {0x40100000}, "add.f32", "%f1", {0x40700000}},
       {{0x3FC00000, 0, 0x3F800000, 0xBF800000},
        {0x40100000, 0x3F800000, 0x3F800000, 0x3F800000},
@@ -126,7 +126,7 @@ TEST(Multimem, ReductionsJoinOnAllDevices) {
       EXPECT_EQ(team.words(1, 0, 1)[0], what.expected[1]);
     }
   }
-  for (uint64_t seed = 0; seed < kTeamSeeds; ++seed) {  // 64 threads of each device add one
+  for (uint64_t seed = 0; seed < kTeamSeeds; ++seed) {  // 64 threads per device add one
     Team team(seed);
     team.fill(0, {100});
     team.fill(1, {200});

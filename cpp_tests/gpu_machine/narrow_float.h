@@ -1,4 +1,4 @@
-// Floats of 16 bits, and exact rounding of a double to fewer bits in each of PTX's directions.
+// 16-bit floats, and exact rounding of a double to fewer bits in each direction that PTX has.
 #pragma once
 
 #include <algorithm>
@@ -29,7 +29,7 @@ struct Brain {
 inline double to_integral(double value, Rounding rounding) {
   switch (rounding) {
     case Rounding::kNearest:
-      return std::nearbyint(value);  // the machine's mode is to nearest, ties to even
+      return std::nearbyint(value);  // the default mode: to nearest, ties to even
     case Rounding::kZero:
       return std::trunc(value);
     case Rounding::kDown:
@@ -40,14 +40,14 @@ inline double to_integral(double value, Rounding rounding) {
   return value;
 }
 
-// Returns the number of T that the value is rounded to.
+// Returns the value rounded to a T.
 template <typename T>
 T narrow(double value, Rounding rounding = Rounding::kNearest) {
   if (std::isnan(value)) return {T::kNan};
   if (std::isinf(value) || value == 0) return T::exact(static_cast<float>(value));
   const int exponent = std::max(std::ilogb(value), T::kLowest);
-  const int quantum = exponent - T::kPrecision + 1;  // neighbours are 2^quantum apart
-  // A product with a power of two is exact: a double has bits to spare.
+  const int quantum = exponent - T::kPrecision + 1;  // neighbors are 2^quantum apart
+  // Multiplying by a power of two is exact: a double has bits to spare.
   const double rounded = std::ldexp(to_integral(std::ldexp(value, -quantum), rounding), quantum);
   const double largest = std::ldexp(2 - std::ldexp(1.0, 1 - T::kPrecision), T::kHighest);
   if (std::abs(rounded) > largest) {
@@ -59,7 +59,7 @@ T narrow(double value, Rounding rounding = Rounding::kNearest) {
   return T::exact(static_cast<float>(std::copysign(rounded, value)));
 }
 
-// a b + c, of which the last bit is set if bits were lost, so that rounding it once more is right.
+// Returns a b + c with the last bit set if bits were lost, so that rounding once more is correct.
 // Products of two narrow floats are exact in double.
 inline double multiply_add_to_odd(double a, double b, double c) {
   const double product = a * b, sum = product + c;

@@ -1,5 +1,5 @@
-// cp.async: copies from global to shared memory, which come to pass between their beginning and the
-// wait for them. Source: PTX ISA 9.0, section 9.7.9.25.3.
+// cp.async: copies from global to shared memory, which happen at any time between the instruction
+// and the wait. Source: PTX ISA 9.0, section 9.7.9.25.3.
 #include <algorithm>
 #include <cstring>
 
@@ -74,15 +74,15 @@ void CopyGroups::forget_ended() {
 
 namespace {
 
-constexpr uint64_t kIdentity = 0xC0;  // tells these operations' identities from others
+constexpr uint64_t kIdentity = 0xC0;  // sets these operations apart from others
 const Type kWord{'b', 32, 1};
 
-// What the lanes of one instruction copy. Some lanes' pieces come to pass before others.
+// The copies of the lanes of one instruction. Some lanes' pieces are copied before others.
 class WarpCopy final : public AsyncOperation {
  public:
   struct Piece {
     Warp::Place target, source;
-    uint32_t bytes, read_bytes;  // the rest is zero
+    uint32_t bytes, read_bytes;  // the rest of `bytes` is zero
   };
 
   WarpCopy(Warp& issuer, std::vector<Piece> pieces)
@@ -120,8 +120,8 @@ class WarpCopy final : public AsyncOperation {
   std::vector<Piece> pieces_;
 };
 
-// An Op of cp.async: `count` is the bytes that each lane writes, `b` how many of them are read
-// (`has_count`), or `c` a predicate that says that none is (`choice` is 1).
+// For cp.async, an Op's `count` is the bytes that each lane writes; `b` is how many of them are
+// read (`has_count`), or `c` is a predicate to read none (`choice` is 1).
 void begin_copy(const Op& op, Warp& warp, uint32_t mask) {
   std::vector<WarpCopy::Piece> pieces;
   for_each_lane(mask, [&](int lane) {
@@ -160,7 +160,7 @@ bool all_have_ended(const Op&, Warp& warp, uint32_t mask) {
 }
 
 void learn_all(const Op&, Warp& warp, uint32_t mask) {
-  warp.copies().commit(mask);  // wait_all is commit_group and wait_group 0
+  warp.copies().commit(mask);  // wait_all is commit_group plus wait_group 0
   warp.copies().learn(warp, mask, 0);
 }
 

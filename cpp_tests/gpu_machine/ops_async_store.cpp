@@ -1,6 +1,6 @@
-// st.async and red.async: a lane's store to shared memory of the cluster, or reduction there, that
-// comes to pass later and signals an mbarrier beside its target. Source: PTX ISA 9.0, sections
-// 9.7.9.12 and 9.7.13.10.
+// st.async and red.async: a lane's store to shared memory of the cluster, or reduction there, which
+// happens later and signals an mbarrier in the same CTA. Source: PTX ISA 9.0, sections 9.7.9.12 and
+// 9.7.13.10.
 #include <array>
 #include <cstring>
 
@@ -15,7 +15,7 @@ namespace {
 constexpr uint32_t kMostBytes = 32;  // .v4.b64
 
 using Bytes32 = std::array<std::byte, kMostBytes>;
-// Joins an operand to what is at a place.
+// Combines an operand with the value at a place.
 using Join = void (*)(uint8_t update, std::byte* place, const std::byte* operand);
 
 template <typename T>
@@ -32,8 +32,8 @@ Join join_of(Type type) {
   return type.is_signed() ? join<int32_t> : join<uint32_t>;
 }
 
-// Both go by the generic proxy. The store is weak, the reduction relaxed in the cluster; the signal
-// is a release in the cluster, as that of a bulk copy is.
+// Both use the generic proxy. The store is weak, the reduction is relaxed in the cluster, and the
+// signal is a release in the cluster, like that of a bulk copy.
 class AsyncStore final : public AsyncOperation {
  public:
   AsyncStore(const Op& op, Warp& issuer, int lane, const Warp::Place& to, uint64_t mbarrier,
@@ -84,7 +84,7 @@ Warp::Place shared_place(Warp& warp, const Address& address, uint32_t bytes, int
   return at;
 }
 
-// An Op's `choice` is the update; a plain store exchanges.
+// An Op's `choice` is the update; a plain store is an exchange.
 void begin(const Op& op, Warp& warp, uint32_t mask) {
   const uint32_t element = static_cast<uint32_t>(op.type.bits) / 8, bytes = element * op.count;
   for_each_lane(mask, [&](int i) {

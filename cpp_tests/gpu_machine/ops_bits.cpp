@@ -1,4 +1,4 @@
-// Fields, permutations and counts of bits. Source: PTX ISA 9.0, sections 9.7.1, 9.7.8 and 9.7.9.7.
+// Bit fields, permutations and counts. Source: PTX ISA 9.0, sections 9.7.1, 9.7.8 and 9.7.9.7.
 #include <bit>
 #include <type_traits>
 
@@ -46,7 +46,7 @@ struct Brev {
     return reversed;
   }
 };
-// The place of the highest bit that differs from the sign.
+// The position of the highest bit that differs from the sign.
 template <bool kShift>
 struct Find {
   template <typename T>
@@ -80,7 +80,7 @@ struct Extract {
     return static_cast<T>(field);
   }
 };
-// prmt picks four of the eight bytes of b:a; the highest bit of a selector copies a byte's sign.
+// prmt picks four of the eight bytes of b:a; the top bit of a selector replicates a byte's sign.
 struct Permute {
   uint32_t operator()(uint32_t a, uint32_t b, uint32_t c) const {
     const uint64_t bytes = uint64_t{b} << 32 | a;

@@ -1,4 +1,4 @@
-// Bulk copies, copies of boxes of tensors, and groups of them. Source: PTX ISA 9.0, sections
+// Bulk copies, copies of boxes of tensors, and groups of such copies. Source: PTX ISA 9.0, sections
 // 9.7.9.25 to 9.7.9.28.
 #include "gpu_machine/bulk.h"
 #include "gpu_machine/bulk_issue.h"
@@ -11,7 +11,7 @@ void do_nothing(const Op&, Warp&, uint32_t) {}
 
 const Type kWord{'u', 32, 1}, kPolicy{'b', 64, 1};
 
-// [map, {x, y}]: the descriptor's address, which is returned, and coordinates.
+// [map, {x, y}]: stores the coordinates and returns the descriptor's address.
 Address decode_tensor(Decoder& d, size_t index) {
   Op& op = d.op();
   Operand what = d.operand(index);
@@ -48,7 +48,7 @@ TensorType type_of_reduction(Decoder& d, Update update) {
   }
   const bool is_signed = type.is_signed() && !is_bitwise;
   if (type.bits == 64) return is_signed ? TensorType::kInt64 : TensorType::kUint64;
-  if (type.bits != 32) return TensorType::kUint8;  // not supported
+  if (type.bits != 32) return TensorType::kUint8;  // unsupported
   return is_signed ? TensorType::kInt32 : TensorType::kUint32;
 }
 
@@ -100,7 +100,7 @@ void decode_copy(Decoder& d, bool reduces) {
   if (reduces) take_reduction(d);
   const bool is_tensor = (op.choice & kTensor) != 0;
   const bool has_policy = d.take("L2::cache_hint");
-  // The target's space comes first.
+  // The target's state space comes first.
   const std::string to = d.take_one({"shared::cluster"});
   const bool from_global = d.take("global");
   const std::string own = d.take_one({"shared::cta"});

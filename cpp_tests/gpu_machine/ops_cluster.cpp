@@ -1,6 +1,6 @@
-// Clusters of CTAs and their barrier, fences between proxies, and what a kernel says about its
-// registers and its successor. Source: PTX ISA 9.0, sections 9.7.9.22 to 9.7.9.24, 9.7.13.4,
-// 9.7.13.6, 9.7.13.14 and 9.7.20.
+// Clusters of CTAs and their barrier, fences between proxies, and instructions about a kernel's
+// registers and its dependent launches. Source: PTX ISA 9.0, sections 9.7.9.22 to 9.7.9.24,
+// 9.7.13.4, 9.7.13.6, 9.7.13.14 and 9.7.20.
 #include <atomic>
 #include <bit>
 
@@ -13,7 +13,7 @@ namespace {
 
 constexpr uint64_t kOffsetMask = (uint64_t{1} << kSharedBits) - 1;
 
-// The address of the same variable in the shared memory of the CTA with that rank.
+// The address of the same variable in shared memory of the CTA with that rank.
 template <typename T>
 void map_address(const Op& op, Warp& warp, uint32_t mask) {
   for_each_lane(mask, [&](int i) {
@@ -70,12 +70,12 @@ void leave(const Op&, Warp& warp, uint32_t mask) {
   warp.meet_lanes(mask);
 }
 
-// For other processes it is a fence of the host.
+// A host fence as well, for the sake of other processes.
 void fence(const Op& op, Warp& warp, uint32_t) {
   std::atomic_thread_fence(std::memory_order_seq_cst);
   warp.fence(op.scope);
 }
-// What the fence's kind is: a bit for each.
+// The kinds of the fence are bits of `choice`.
 void fence_proxies(const Op& op, Warp& warp, uint32_t mask) {
   if (op.scope != Scope::kNone) fence(op, warp, mask);
   for (size_t i = 0; i < kNumProxyFences; ++i) {
@@ -99,7 +99,7 @@ void set_registers(const Op& op, Warp& warp, uint32_t) {
                                                   " registers, which it cannot " +
                                                   (grows ? "increase" : "decrease") + " to this");
   }
-  warp.cta.free_registers += (now - op.target) * kLanes;  // below zero: they are taken
+  warp.cta.free_registers += (now - op.target) * kLanes;  // grows if now > target, else shrinks
   warp.registers_per_thread = op.target;
   warp.machine.note_change();
 }
@@ -218,8 +218,8 @@ bool decode_cluster(Decoder& d) {
   } else if (opcode == "setmaxnreg") {
     decode_registers(d);
   } else if (opcode == "griddepcontrol") {
-    // Launches of a stream come one after the other here, so there is nothing to wait for; but a
-    // kernel that was allowed to begin early has not seen what lies in front of it before the wait.
+    // Launches of a stream run one after the other here, so there is nothing to wait for. But a
+    // kernel that was allowed to begin early has not seen, before the wait, what came ahead of it.
     const std::string what = d.take_one({"wait", "launch_dependents"});
     if (what.empty()) d.fail("expected what it does");
     d.op().execute = what == "wait" ? see_prior : do_nothing;

@@ -1,4 +1,4 @@
-// Comparisons, choices and moves. Source: PTX ISA 9.0, sections 9.7.6, 9.7.7 and 9.7.9.
+// Comparisons, selects and moves. Source: PTX ISA 9.0, sections 9.7.6, 9.7.7 and 9.7.9.
 #include "gpu_machine/decoder.h"
 #include "gpu_machine/lanes.h"
 #include "gpu_machine/machine.h"
@@ -17,7 +17,7 @@ struct Flush {
   }
 };
 
-// Every comparison is made of these bits, of which `choice` picks some.
+// Every comparison is a set of these outcomes, which `choice` holds.
 constexpr uint8_t kEqual = 1, kLess = 2, kGreater = 4, kUnordered = 8;
 
 template <typename T, typename Element = T>
@@ -40,7 +40,7 @@ uint32_t compare_lanes(const Op& op, Warp& warp) {
   return result;
 }
 
-// The predicate c that setp may combine the comparison with.
+// Stores the comparison and its negation, each possibly combined with the predicate c (setp).
 template <typename T, typename Element = T>
 void compare(const Op& op, Warp& warp, uint32_t mask) {
   const uint32_t result = compare_lanes<T, Element>(op, warp);
@@ -168,7 +168,7 @@ void decode_vector_move(Decoder& d, Type type) {
   op.execute = packs ? pack : unpack;
 }
 
-// Virtual time. %clock64 counts the same nanoseconds.
+// The virtual time in nanoseconds, for %clock64 as well.
 void read_timer(const Op& op, Warp& warp, uint32_t mask) {
   for_each_lane(mask, [&](int i) { warp.lanes<uint64_t>(op.d)[i] = warp.machine.now_ns(); });
 }

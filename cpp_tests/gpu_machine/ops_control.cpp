@@ -1,4 +1,4 @@
-// Branches, ends, barriers of a CTA, and sleep. Source: PTX ISA 9.0, sections 9.7.12 and 9.7.13.
+// Branches, exits, barriers of a CTA, and sleep. Source: PTX ISA 9.0, sections 9.7.12 and 9.7.13.
 #include "gpu_machine/decoder.h"
 #include "gpu_machine/lanes.h"
 #include "gpu_machine/machine.h"
@@ -17,7 +17,7 @@ void trap(const Op&, Warp& warp, uint32_t mask) {
   warp.fail(MachineError::Kind::kTrap, "a trap ended the kernel", __builtin_ctz(mask));
 }
 
-// PTX lets a sleep take up to twice its time.
+// PTX lets a sleep last up to twice its duration.
 void sleep(const Op& op, Warp& warp, uint32_t mask) {
   if (mask == 0) return;
   const uint32_t ns = warp.lanes<uint32_t>(op.a)[__builtin_ctz(mask)];

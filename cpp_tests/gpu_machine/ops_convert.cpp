@@ -9,7 +9,7 @@
 namespace axonn::gpu_machine {
 namespace {
 
-// The lanes' values on the way: integers as they are, extended to 64 bits, and floats as doubles.
+// Intermediate values of the lanes: integers extended to 64 bits, and floats as doubles.
 struct Values {
   alignas(64) int64_t integers[kLanes];
   alignas(64) double floats[kLanes];
@@ -53,7 +53,7 @@ void load(const Op& op, Warp& warp, Values& values) {
   return load_integers<uint64_t>(op, warp, values);
 }
 
-// The largest and smallest integers of a type, and whether a double is beyond them.
+// Rounds a double to an integer of the type, saturating at the type's limits; NaN becomes 0.
 int64_t integer_of(double value, Type type, Rounding rounding) {
   if (value != value) return 0;
   const double rounded = to_integral(value, rounding);
@@ -114,7 +114,7 @@ void store_floats(const Op& op, Warp& warp, const Values& values, uint32_t mask)
   });
 }
 
-// choice: 1 rounds to an integer that stays a float, 2 is .relu
+// choice: 1 rounds to an integer that stays a float; 2 is .relu.
 void adjust_floats(const Op& op, Values& values) {
   for (double& value : values.floats) {
     if (op.choice == 1) value = to_integral(value, op.rounding);
@@ -142,7 +142,7 @@ void convert(const Op& op, Warp& warp, uint32_t mask) {
   }
 }
 
-// An integer of 64 bits as a float: once rounded, in any direction.
+// Converts a 64-bit integer to a float with a single rounding, in any direction.
 template <typename T>
 T float_of_integer(uint64_t magnitude, bool negative, Rounding rounding) {
   const int bits = std::numeric_limits<T>::digits;
@@ -173,7 +173,7 @@ void convert_integer_to_float(const Op& op, Warp& warp, uint32_t mask) {
     } else if (op.type.bits == 32) {
       warp.lanes<float>(op.d)[i] = float_of_integer<float>(magnitude, negative, op.rounding);
     } else {
-      // What 53 bits do not hold sets the last of them, so that rounding once more is right.
+      // Bits beyond the 53 of a double set its last bit, so that the second rounding is correct.
       const bool is_long = magnitude >> 53 != 0 && (magnitude & 0x7FF) != 0;
       const uint64_t odd = is_long ? (magnitude & ~uint64_t{0x7FF}) | 0x800 : magnitude;
       const double wide = negative ? -static_cast<double>(odd) : static_cast<double>(odd);
@@ -207,8 +207,8 @@ void add_offset(const Op& op, Warp& warp, uint32_t mask) {
   store_lanes(warp, op.d, result, mask);
 }
 
-// A name of a parameter is its generic address. PTX may keep the lower 32 bits of it, and turn them
-// into an address again.
+// The name of a parameter is its generic address. PTX may keep only its lower 32 bits, and turn
+// these into an address again.
 void to_parameter(const Op& op, Warp& warp, uint32_t mask) {
   const uint64_t* a = warp.lanes<uint64_t>(op.a);
   uint64_t result[kLanes];
@@ -218,7 +218,7 @@ void to_parameter(const Op& op, Warp& warp, uint32_t mask) {
   store_lanes(warp, op.d, result, mask);
 }
 
-// Addresses of global memory are generic ones; those of shared and local memory lie in windows.
+// Global addresses equal generic ones; those of shared and local memory lie in windows.
 void decode_address_conversion(Decoder& d) {
   Op& op = d.op();
   const bool to = d.take("to");

@@ -1,5 +1,5 @@
-// cp.async.mbarrier.arrive: an arrival at an mbarrier when the copies by cp.async that the thread
-// has begun before have ended. Source: PTX ISA 9.0, section 9.7.13.15.18.
+// cp.async.mbarrier.arrive: arrives at an mbarrier when the thread's earlier cp.async copies have
+// ended. Source: PTX ISA 9.0, section 9.7.13.15.18.
 #include <algorithm>
 
 #include "gpu_machine/copy_groups.h"
@@ -10,15 +10,15 @@
 namespace axonn::gpu_machine {
 namespace {
 
-constexpr uint64_t kIdentity = 0xC1;  // tells these operations' identities from others
+constexpr uint64_t kIdentity = 0xC1;  // sets these operations apart from others
 
-// The arrivals of the lanes that run an instruction together, each some time after its copies.
+// Arrivals of lanes that run one instruction together, each some time after its copies.
 class CopyArrival final : public AsyncOperation {
  public:
   struct One {
     uint64_t offset;                            // of the mbarrier
-    std::vector<CopyGroups::Operation> copies;  // that it waits for
-    Clock before;                               // what earlier ones have done
+    std::vector<CopyGroups::Operation> copies;  // the copies it waits for
+    Clock before;                               // clock of earlier copies, which have ended
   };
 
   CopyArrival(Warp& issuer, std::vector<One> arrivals)
@@ -41,7 +41,7 @@ class CopyArrival final : public AsyncOperation {
   bool uses(const Cta& cta) const override { return &cta == &cta_; }
 
  private:
-  // Unless an arrival can come now, lets the next step wait for a copy that is under way.
+  // Unless an arrival can happen now, makes the next step wait for a pending copy.
   void await_a_copy() {
     if (std::any_of(arrivals_.begin(), arrivals_.end(), have_ended)) return;
     const auto& copies = arrivals_.front().copies;
@@ -52,7 +52,7 @@ class CopyArrival final : public AsyncOperation {
     return std::all_of(one.copies.begin(), one.copies.end(),
                        [](const auto& copy) { return copy->stage() == Stage::kDone; });
   }
-  // It passes on what the copies have done, and not what the thread itself has written since.
+  // Passes on what the copies have done, but not what the thread itself has written since.
   void arrive(const One& one) {
     const auto found = cta_.mbarriers.find(one.offset);
     if (found == cta_.mbarriers.end()) {
@@ -68,7 +68,7 @@ class CopyArrival final : public AsyncOperation {
   std::vector<One> arrivals_;
 };
 
-// An Op's `choice` is 1 if the phase shall wait for one arrival more than it was initialized for.
+// If an Op's `choice` is 1, the phase waits for one more arrival than it was initialized for.
 void begin(const Op& op, Warp& warp, uint32_t mask) {
   std::vector<CopyArrival::One> arrivals;
   warp.copies().forget_ended();

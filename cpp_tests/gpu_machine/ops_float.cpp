@@ -1,4 +1,4 @@
-// Arithmetic of floats. Source: PTX ISA 9.0, sections 9.7.3 to 9.7.5.
+// Floating-point arithmetic. Source: PTX ISA 9.0, sections 9.7.3 to 9.7.5.
 #include <bit>
 #include <cfenv>
 
@@ -9,7 +9,7 @@
 namespace axonn::gpu_machine {
 namespace {
 
-// What GPUs give for every NaN of 32 bits.
+// GPUs return this value for every 32-bit NaN.
 float canonical(float value) { return value == value ? value : std::bit_cast<float>(0x7FFFFFFFu); }
 double canonical(double value) { return value; }
 
@@ -79,7 +79,7 @@ struct Abs {
     return std::abs(a);
   }
 };
-struct CopySign {  // the sign of the first
+struct CopySign {  // takes the sign of the first
   template <typename T>
   T operator()(T a, T b) const {
     return std::copysign(b, a);
@@ -97,8 +97,8 @@ struct Sqrt {
     return canonical(std::sqrt(a));
   }
 };
-// The approximations are computed in double and rounded once: within PTX's bounds, and better than
-// a GPU's, which may differ from it by what PTX allows.
+// Approximations are computed in double and rounded once. This is within PTX's bounds and more
+// accurate than a GPU, which may differ from it by as much as PTX allows.
 template <double (*function)(double)>
 struct Approximate {
   float operator()(float a) const { return canonical(static_cast<float>(function(a))); }
@@ -146,7 +146,7 @@ void float_map(const Op& op, Warp& warp, uint32_t mask) {
   store_floats(op, warp, result, mask);
 }
 
-// Elements of 16 bits, one or two a lane, are computed in double and rounded once.
+// 16-bit elements, one or two per lane, are computed in double and rounded once.
 struct NarrowFma {
   double operator()(double a, double b, double c) const { return multiply_add_to_odd(a, b, c); }
 };
@@ -167,8 +167,8 @@ void narrow_map(const Op& op, Warp& warp, uint32_t mask) {
   });
 }
 
-// Other directions than to nearest: the CPU rounds as it is told, and the call is one that the
-// compiler cannot move arithmetic across.
+// For rounding modes other than to nearest: sets the CPU's mode; the call is one across which the
+// compiler cannot move arithmetic.
 void with_rounding(const Op& op, Warp& warp, uint32_t mask) {
   const int before = std::fegetround();
   std::fesetround(op.rounding == Rounding::kZero   ? FE_TOWARDZERO

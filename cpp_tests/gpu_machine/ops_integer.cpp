@@ -1,4 +1,4 @@
-// Arithmetic and logic of integers. Source: PTX ISA 9.0, sections 9.7.1 and 9.7.8.
+// Integer arithmetic and logic. Source: PTX ISA 9.0, sections 9.7.1 and 9.7.8.
 #include <type_traits>
 
 #include "gpu_machine/decoder.h"
@@ -13,7 +13,7 @@ using Wide = std::conditional_t<
     std::conditional_t<sizeof(T) == 4, std::conditional_t<std::is_signed_v<T>, int64_t, uint64_t>,
                        std::conditional_t<std::is_signed_v<T>, Int128, UInt128>>>;
 
-// Sums and products wrap around; unsigned arithmetic of 64 bits does so for every width.
+// Sums and products wrap around, as unsigned 64-bit arithmetic does for every width.
 template <typename T>
 T wrap(uint64_t value) {
   return static_cast<T>(value);
@@ -49,8 +49,8 @@ struct MulWide {
     return static_cast<Wide<T>>(Wide<T>{a} * Wide<T>{b});
   }
 };
-// The result of a division by zero is all ones, and the remainder the dividend: PTX leaves both
-// open, and compilers do not use them.
+// Division by zero gives all ones, and its remainder is the dividend: PTX leaves both undefined,
+// and compilers do not use them.
 struct Div {
   template <typename T>
   T operator()(T a, T b) const {
@@ -144,7 +144,7 @@ struct MadWide {
     return Add{}(MulWide{}(a, b), c);
   }
 };
-// Shifts by the width and more give 0, or copies of the sign.
+// Shifts by the width or more give 0, or copies of the sign.
 struct Shl {
   template <typename T>
   T operator()(T a, uint32_t b) const {
@@ -159,7 +159,7 @@ struct Shr {
     return std::is_signed_v<T> ? static_cast<T>(a >> kMost) : T{0};
   }
 };
-// Logic of predicates.
+// Logic on predicates.
 template <typename F>
 void predicates(const Op& op, Warp& warp, uint32_t mask) {
   store_predicate(warp, op.d, F{}(warp.predicate(op.a), warp.predicate(op.b)), mask);

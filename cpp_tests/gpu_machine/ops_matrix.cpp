@@ -11,12 +11,12 @@
 namespace axonn::gpu_machine {
 namespace {
 
-constexpr int kRows = 8;            // of a matrix that ldmatrix loads
+constexpr int kRows = 8;            // of a matrix of ldmatrix
 constexpr uint32_t kRowBytes = 16;  // 8 elements
 constexpr int kMostDepth = 16;      // of mma
 constexpr Type kWord{'b', 32, 1};
 
-// Which element (row, column) of a matrix is half `part` of a lane's register.
+// The element (row, column) of a matrix in half `part` of a lane's register.
 struct Place {
   int row, column;
 };
@@ -29,7 +29,7 @@ void load_matrices(const Op& op, Warp& warp, uint32_t mask) {
   expect_all_lanes(warp, mask);
   const Slot* slots = warp.list(op);
   uint16_t loaded[4][kRows][kRows];
-  for (int i = 0; i < op.count * kRows; ++i) {  // lane i has the address of row i
+  for (int i = 0; i < op.count * kRows; ++i) {  // lane i holds the address of row i
     std::memcpy(loaded[i / kRows][i % kRows], warp.read(op, warp.address(op, i), kRowBytes, i),
                 kRowBytes);
   }
@@ -75,8 +75,8 @@ void decode_load_or_store(Decoder& d, bool loads) {
   if (d.list(loads ? 0 : 1, kWord) != op.count) d.fail("it needs a register for each matrix");
 }
 
-// An Op of mma: `choice` is the Element, `count` the registers of A, and `type` that of the sums.
-// Its list has the registers of D, A, B and C.
+// For mma, an Op's `choice` is the Element, `count` the number of A's registers, and `type` that of
+// the sums. Its list holds the registers of D, A, B and C.
 void multiply(const Op& op, Warp& warp, uint32_t mask) {
   expect_all_lanes(warp, mask);
   const auto element = static_cast<Element>(op.choice);

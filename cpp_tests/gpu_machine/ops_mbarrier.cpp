@@ -1,7 +1,7 @@
-// mbarrier instructions. Source: PTX ISA 9.0, section 9.7.13.15. Where no scope is given the
-// manual's is that of the CTA; kernels rely on it to reach the cluster, as hardware does. A scope
-// of the CTA that is given neither passes on nor takes what comes from other CTAs. It makes no
-// difference between threads of one CTA, and only they can wait for its mbarriers.
+// mbarrier instructions. Source: PTX ISA 9.0, section 9.7.13.15. Without a scope, the manual's
+// default is the CTA, but kernels rely on it to reach the cluster, as it does on hardware. An
+// explicit .cta scope neither passes on nor takes what comes from other CTAs. Within one CTA it
+// makes no difference, and only threads of that CTA can wait for its mbarriers.
 #include "gpu_machine/async.h"
 #include "gpu_machine/decoder.h"
 #include "gpu_machine/lanes.h"
@@ -10,7 +10,7 @@
 namespace axonn::gpu_machine {
 namespace {
 
-constexpr int kPhaseBits = 40;  // of a state; above them are the arrivals that were pending
+constexpr int kPhaseBits = 40;  // in a state; above them is the number of pending arrivals
 constexpr uint8_t kDrops = 1, kExpects = 2, kCompletesNot = 4;  // of an arrival
 constexpr uint32_t kLongestWait = 64;  // nanoseconds until a try_wait gives up
 
@@ -46,7 +46,7 @@ Clock released(const Op& op, Warp& warp, int lane) {
   return op.order == Order::kRelaxed ? warp.released_by_fence(op.scope) : warp.snapshot(lane);
 }
 
-// An arrival at another CTA's mbarrier comes there some time later.
+// An arrival at another CTA's mbarrier, which takes effect some time later.
 class RemoteArrival final : public AsyncOperation {
  public:
   RemoteArrival(const Op& op, Warp& warp, int lane, const Warp::Place& at, uint32_t count,
@@ -160,7 +160,7 @@ void complete(const Op& op, Warp& warp, uint32_t mask) {
   warp.machine.note_change();
 }
 
-// Whether the phase that it asks for has ended.
+// Whether the requested phase has ended.
 bool has_ended(const Op& op, Warp& warp, const MBarrier& barrier, int lane) {
   if (op.choice == 0) {
     const uint32_t parity = warp.lanes<uint32_t>(op.b)[lane];
@@ -182,7 +182,7 @@ bool has_ended(const Op& op, Warp& warp, const MBarrier& barrier, int lane) {
 
 void wait(const Op& op, Warp& warp, uint32_t mask) {
   uint32_t ended = 0;
-  const MBarrier* barrier = nullptr;  // most often all lanes wait for the same one
+  const MBarrier* barrier = nullptr;  // usually the same for all lanes
   uint64_t address = 0;
   bool is_learned = false;
   for_each_lane(mask, [&](int i) {
@@ -238,7 +238,7 @@ void decode_arrival(Decoder& d, bool drops) {
   if (d.take("noComplete")) op.choice |= kCompletesNot;
   take_order(d, Order::kRelease);
   const Space space = take_barrier_space(d);
-  // An arrival without a state is one operand shorter.
+  // An arrival that returns no state has one operand less.
   const bool has_state = d.num_operands() > 1 && !d.is_address(0);
   if (has_state && !d.is_sink(0)) {
     op.d = d.slot(0, kState);
@@ -264,7 +264,7 @@ void decode_wait(Decoder& d, bool tries) {
   op.d = d.slot(0, {'p', 1, 1});
   op.at = d.address(1, space);
   op.b = d.slot(2, op.choice == 0 ? kCount : kState);
-  if (tries && d.num_operands() > 3) d.slot(3, kCount);  // how long it may suspend the thread
+  if (tries && d.num_operands() > 3) d.slot(3, kCount);  // the suspend time limit
   op.has_count = tries;
   op.execute = wait;
   op.flow = Flow::kYield;

@@ -50,7 +50,7 @@ void store(const Op& op, Warp& warp, uint32_t mask) {
   });
 }
 
-// Lanes of the same address come one after the other, beginning with any.
+// Lanes with the same address run one after the other, starting with a random one.
 template <typename T>
 void atomic(const Op& op, Warp& warp, uint32_t mask) {
   const auto first = static_cast<int>(warp.machine.draw(kLanes));
@@ -73,7 +73,7 @@ void atomic(const Op& op, Warp& warp, uint32_t mask) {
   }
 }
 
-// Additions of 16 bits, one or two at a time.
+// 16-bit additions, one or two at a time.
 template <typename T>
 void atomic_add_narrow(const Op& op, Warp& warp, uint32_t mask) {
   for_each_lane(mask, [&](int i) {
@@ -91,7 +91,7 @@ void atomic_add_narrow(const Op& op, Warp& warp, uint32_t mask) {
 
 void do_nothing(const Op&, Warp&, uint32_t) {}
 
-// What tells caches how to behave, and changes no result.
+// Removes cache hints, which do not change results.
 void take_cache_hints(Decoder& d) {
   d.take_one({"ca", "cg", "cs", "lu", "cv", "wb", "wt"});
   d.take_one({"L1::evict_normal", "L1::evict_unchanged", "L1::evict_first", "L1::evict_last",

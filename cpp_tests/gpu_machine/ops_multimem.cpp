@@ -1,5 +1,5 @@
 // multimem.ld_reduce, multimem.st and multimem.red: accesses to the memory of all devices of a team
-// by one multicast address. Source: PTX ISA 9.0, section 9.7.9.15.
+// through one multicast address. Source: PTX ISA 9.0, section 9.7.9.15.
 #include <algorithm>
 #include <array>
 #include <cstring>
@@ -15,9 +15,9 @@ namespace axonn::gpu_machine {
 namespace {
 
 constexpr uint32_t kMostBytes = 16;
-using Values = std::array<std::byte, kMostBytes>;  // of a lane
+using Values = std::array<std::byte, kMostBytes>;  // of one lane
 
-// The bytes of each device, in an order that the adversary draws: nothing promises one.
+// The place on each device, in an order that the adversary draws, since none is promised.
 std::vector<Warp::Place> places(const Op& op, Warp& warp, uint32_t bytes, int lane) {
   const uint64_t address = warp.address(op, lane);
   const std::vector<Region*>* team = warp.machine.memory().team_of(address);
@@ -55,7 +55,7 @@ Values operand_of(const Op& op, Warp& warp, int lane) {
 
 // --- How elements are joined ------------------------------------------------------
 
-// Of each type: its numbers, and those in which sums of it are kept.
+// Conversions between elements of type T and the type Sum, in which they are combined.
 template <typename T, typename Sum>
 struct Joined {
   static Sum wide(T value) {
@@ -83,8 +83,8 @@ struct Joined {
   }
 };
 
-// Reads and joins the elements of all devices. Sums of 16-bit floats are rounded after each
-// addition, or with .acc::f32 only at the end.
+// Reads and combines the elements of all devices. Sums of 16-bit floats are rounded after each
+// addition or, with .acc::f32, only at the end.
 template <typename T, typename Sum, bool kRoundsEach>
 void load_and_reduce(const Op& op, Warp& warp, uint32_t mask) {
   using Each = Joined<T, Sum>;
@@ -156,7 +156,7 @@ void store(const Op& op, Warp& warp, uint32_t mask) {
 // --- Decoding ---------------------------------------------------------------------
 
 struct Operations {
-  Execute load_and_reduce, load_and_sum_wide, reduce;  // the second one is that with .acc::f32
+  Execute load_and_reduce, load_and_sum_wide, reduce;  // load_and_sum_wide is for .acc::f32
 };
 template <typename T, typename Sum>
 Operations operations() {

@@ -1,4 +1,4 @@
-// Kernels that change descriptors of tensors: tensormap.replace and tensormap.cp_fenceproxy.
+// Instructions that modify tensor descriptors: tensormap.replace and tensormap.cp_fenceproxy.
 // Source: PTX ISA 9.0, sections 9.7.9.28 and 9.7.13.16.
 #include <cstring>
 
@@ -12,8 +12,8 @@ namespace {
 
 constexpr uint64_t kMapAlignment = 64;
 
-// An Op's `choice` is the field, `target` the dim, and `b` the value, of 32 or 64 bits. It is a
-// weak access to all of the descriptor, by the generic proxy.
+// An Op's `choice` is the field, `target` the dim, and `b` the value, of 32 or 64 bits. This is a
+// weak access to the whole descriptor, through the generic proxy.
 void replace(const Op& op, Warp& warp, uint32_t mask) {
   for_each_lane(mask, [&](int i) {
     const Warp::Place at =
@@ -33,7 +33,7 @@ void replace(const Op& op, Warp& warp, uint32_t mask) {
   warp.machine.note_change();
 }
 
-// All lanes do it together: one copy, and a release.
+// All lanes do this together: one copy, and one release.
 void copy_and_fence(const Op& op, Warp& warp, uint32_t mask) {
   const int first = __builtin_ctz(mask);
   for_each_lane(mask, [&](int i) {
@@ -98,7 +98,7 @@ void decode_replace(Decoder& d) {
   size_t next = 1;
   if (field == MapField::kBoxDim || field == MapField::kGlobalDim ||
       field == MapField::kGlobalStride || field == MapField::kElementStride) {
-    const bool has_first = field != MapField::kGlobalStride;  // whose stride is that of an element
+    const bool has_first = field != MapField::kGlobalStride;  // its stride is the element size
     op.target = static_cast<uint32_t>(
         immediate(d, next++, has_first ? kMostTensorDims : kMostTensorDims - 1));
   }

@@ -1,4 +1,4 @@
-// What the lanes of a warp do together. Source: PTX ISA 9.0, sections 9.7.9.6 (shfl) and 9.7.13.
+// Operations across a warp's lanes. Source: PTX ISA 9.0, sections 9.7.9.6 (shfl) and 9.7.13.
 #include <algorithm>
 #include <bit>
 
@@ -99,7 +99,7 @@ void meet_all(const Op&, Warp& warp, uint32_t mask) { warp.meet_lanes(mask); }
 
 const Type kWord{'b', 32, 1};
 
-// d|p, or d alone.
+// d|p, or only d.
 void decode_results(Decoder& d) {
   Op& op = d.op();
   const Operand& result = d.operand(0);

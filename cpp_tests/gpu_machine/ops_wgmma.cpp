@@ -1,4 +1,4 @@
-// wgmma: products of warpgroups, fences and groups of them. Source: PTX ISA 9.0, section 9.7.15.
+// wgmma: warpgroup products, their fences and groups. Source: PTX ISA 9.0, section 9.7.15.
 #include <charconv>
 
 #include "gpu_machine/decoder.h"
@@ -34,7 +34,7 @@ void learn(const Op& op, Warp& warp, uint32_t mask) {
   warp.products().learn(warp, op.count);
 }
 
-// 1 or -1; sets the flag for -1.
+// Takes 1 or -1, and sets the flag for -1.
 void take_sign(Decoder& d, size_t index, ProductFlag flag) {
   const Operand& sign = d.operand(index);
   const auto value = static_cast<int64_t>(sign.bits);
@@ -52,7 +52,7 @@ void take_major(Decoder& d, size_t index, ProductFlag flag) {
   if (major.bits == 1) d.op().source_bytes |= flag;
 }
 
-// m64nNkK, the type of the sums, and that of A and B.
+// Takes m64nNkK, the type of the sums, and the types of A and B.
 void take_shape(Decoder& d) {
   Op& op = d.op();
   const std::string shape = d.take_first(), sums = d.take_first(), a = d.take_first(),

@@ -108,7 +108,7 @@ void Products::check_touch(const Op& op, const Warp& warp) {
   }
 }
 
-// Sums of products of one shape follow each other without a fence; all else needs one.
+// Products of one shape may add to the same sums without a fence; all else needs one.
 void Products::check_registers(const Op& op, const Warp& warp) {
   const Slot* slots = warp.list(op);
   const int sums = num_sum_slots(op), all = sums + num_a_slots(op);

@@ -1,6 +1,6 @@
-// The products of warpgroups (wgmma): four warps begin one together, and it reads its operands and
-// writes its accumulators between its beginning and the wait for it. Source: PTX ISA 9.0, section
-// 9.7.15.
+// Products of warpgroups (wgmma). Four warps begin a product together. It reads its operands and
+// writes its accumulators at some time between that moment and the wait for it. Source: PTX ISA
+// 9.0, section 9.7.15.
 #pragma once
 
 #include <array>
@@ -18,42 +18,42 @@ inline constexpr int kWarpsOfGroup = 4;
 
 class ProductOperation;
 
-// What the lanes of a warp gave an instruction; equal for all warps of the group.
+// The operands that a warp gave an instruction; they must be equal for all warps of the group.
 struct ProductOperands {
   const Op* op = nullptr;
   uint64_t a = 0, b = 0;  // descriptors; a is 0 if A is in registers
-  bool adds = false;      // to the accumulators, which otherwise are not read
+  bool adds = false;      // otherwise the accumulators are not read
 
   bool operator==(const ProductOperands&) const = default;
 };
 
-// A product that some of the four warps have begun. It is under way when all have.
+// A product that some of the four warps have begun. It is issued when all have.
 struct Product {
   ProductOperands operands;
   std::array<Warp*, kWarpsOfGroup> warps{};
-  Clock seen;  // by all of the warps that have begun it
+  Clock seen;  // what all warps that have begun it had seen
   int begun = 0;
   std::shared_ptr<ProductOperation> operation;
 
   bool has_ended() const;
 };
 
-// The products of four warps, which they begin in the same order.
+// The products of four warps, which all begin them in the same order.
 class Warpgroup {
  public:
-  // The warp begins its next product, which is the group's product number `number`.
+  // The warp begins its next product, which is product number `number` of the group.
   std::shared_ptr<Product> begin(Warp& warp, uint64_t number, const ProductOperands& operands);
 
  private:
   std::deque<std::shared_ptr<Product>> incomplete_;
-  uint64_t complete_ = 0;  // products that all warps have begun
+  uint64_t complete_ = 0;  // number of products that all warps have begun
   std::shared_ptr<const AsyncOperation> last_;
 };
 
-// What a warp knows of its products: the groups that it waits for, and which registers they use.
+// What a warp knows of its products: the groups it waits for, and the registers they use.
 class Products {
  public:
-  // For registers of so many bytes.
+  // `register_bytes` is the size of the warp's registers.
   explicit Products(uint32_t register_bytes);
 
   void begin(const Op& op, Warp& warp);
@@ -61,22 +61,22 @@ class Products {
   bool have_ended(uint32_t most) const;
   void learn(Warp& warp, uint32_t most);
   void fence() { ++fences_; }
-  // Another instruction reads or writes a register that products use, too.
+  // Checks that another instruction may read or write registers that products also use.
   void check_touch(const Op& op, const Warp& warp);
 
  private:
-  // Of a register.
+  // How a register is used.
   struct Use {
-    uint32_t as_sum = 0, as_operand = 0;  // by products under way
-    const Op* op = nullptr;               // of the last one that has it as a sum
-    uint64_t touched = 0;                 // how many fences there had been when another used it
+    uint32_t as_sum = 0, as_operand = 0;  // by how many pending products
+    const Op* op = nullptr;               // the last product that sums into it
+    uint64_t touched = 0;                 // number of fences before its last other use
   };
   Use& use(Slot slot);
   void check_registers(const Op& op, const Warp& warp);
   void count_registers(const Op& op, const Warp& warp, int by);
 
   const size_t num_registers_;
-  std::vector<Use> uses_;  // empty before the first is needed
+  std::vector<Use> uses_;  // empty until one is needed
   uint64_t begun_ = 0;
   uint64_t fences_ = 0;
   std::vector<std::shared_ptr<Product>> open_;

@@ -1,4 +1,4 @@
-// What a PTX file says, as it is written: modules, kernels, variables, registers and instructions.
+// The contents of a PTX file as written: modules, kernels, variables, registers and instructions.
 // Source: NVIDIA, "Parallel Thread Execution ISA", version 9.0, sections 4 to 7.
 #pragma once
 
@@ -19,11 +19,11 @@ struct Dim {
 
 struct SourceLine {
   int ptx = 0;        // line of the PTX text
-  int file = 0;       // of the .loc directive before it; 0 if there was none
+  int file = 0;       // of the last .loc directive; 0 if there was none
   int cuda_line = 0;  // in that file
 };
 
-// A type such as .u32. Its letter is 'u', 's', 'b' or 'f', 'h' for bfloat16, and 'p' for
+// A type such as .u32. Its letter is 'u', 's', 'b' or 'f'; 'h' for bfloat16, and 'p' for
 // predicates.
 struct Type {
   char letter = 'b';
@@ -41,12 +41,12 @@ struct Operand {
   enum class Kind : uint8_t { kName, kImmediate, kAddress, kVector };
 
   Kind kind = Kind::kName;
-  std::string name;            // a register, a variable or a label; of an address, its base
+  std::string name;            // of a register, variable or label; the base of an address
   uint64_t bits = 0;           // of an immediate
-  char letter = 's';           // of an immediate: 's', or 'f' if it is written as a float
+  char letter = 's';           // of an immediate: 's', or 'f' if written as a float
   int64_t offset = 0;          // of an address, in bytes
   bool negated = false;        // !p
-  std::vector<Operand> parts;  // of {a, b}, of p|q, and of [map, {x, y}]: what comes behind the map
+  std::vector<Operand> parts;  // of {a, b}, of p|q, and of [map, {x, y}] after the map
 };
 
 struct Instruction {
@@ -64,40 +64,40 @@ struct Variable {
   Space space = Space::kGlobal;
   uint64_t bytes = 0;
   uint64_t alignment = 1;
-  bool is_extern = false;           // dynamic shared memory: its size is that of the launch
+  bool is_extern = false;           // dynamic shared memory: the launch sets its size
   std::vector<std::byte> contents;  // empty if there is no initializer
 };
 
 // A kernel, or a function that kernels call.
 struct Function {
   std::string name;
-  // .maxntid, .minnctapersm and .maxnreg; 0 if they are not given
+  // .maxntid, .minnctapersm and .maxnreg; 0 if not given
   int max_threads = 0, min_ctas = 0, max_registers = 0;
   Dim cluster;  // .reqnctapercluster
   std::vector<Variable> params;
   std::vector<Variable> results;    // of a function: at most one
-  std::vector<Variable> variables;  // declared in the body, also the parameters of its calls
+  std::vector<Variable> variables;  // declared in the body, including parameters of calls
   std::map<std::string, Type> registers;
   std::vector<Instruction> instructions;
-  std::map<std::string, size_t> labels;  // index of the instruction behind it
+  std::map<std::string, size_t> labels;  // index of the instruction after it
 };
 
 struct Module {
-  std::map<std::string, Function> kernels;  // in which calls are replaced by what they call
+  std::map<std::string, Function> kernels;  // with calls inlined
   std::map<std::string, Function> functions;
   std::vector<Variable> variables;
-  std::map<int, std::string> files;  // of .loc
+  std::map<int, std::string> files;  // named by .loc
 };
 
-// Returns the function with the bodies of those that it calls in place of the calls; so each lane
-// calls for itself, and no stack is needed. Throws ParseError for a call of itself, of a function
-// without a body, or by a pointer.
+// Returns the function with its calls replaced by the bodies of the called functions, so each lane
+// makes its own calls and no stack is needed. Throws ParseError for recursion, for functions
+// without a body, and for calls through a pointer.
 Function inline_calls(const Function& function, const std::map<std::string, Function>& functions);
 
-// Throws ParseError, which names the line.
+// Throws a ParseError that names the line.
 Module parse_ptx(std::string_view text);
 
-// Returns the type that a modifier such as "u32" names; bits is 0 if it names none.
+// Returns the type that a modifier such as "u32" names; bits is 0 if it is not a type.
 Type type_of(std::string_view modifier);
 
 }  // namespace axonn::gpu_machine

@@ -1,4 +1,4 @@
-// What stands between the braces of a function: registers, labels and instructions.
+// Parses the body of a function: registers, labels and instructions.
 #include <algorithm>
 
 #include "gpu_machine/errors.h"
@@ -31,7 +31,7 @@ class BodyParser {
   }
 
  private:
-  // A block in braces. Registers and variables that are declared in it hide those outside.
+  // A block in braces. Registers and variables declared in it hide outer ones.
   struct Scope {
     int id = 0;
     std::map<std::string, std::string> names;
@@ -95,13 +95,13 @@ class BodyParser {
     reader_.expect(";");
   }
 
-  // Returns the unique name of what is declared here.
+  // Declares a name in the current scope, and returns its unique form.
   std::string declare(const std::string& text) {
     const int id = scopes_.back().id;
     return scopes_.back().names[text] = id == 0 ? text : label(text, id);
   }
 
-  // A register or variable by its unique name; other names stay as they are.
+  // The unique name of a register or variable; other names are unchanged.
   std::string unique_name(const std::string& text) const {
     for (auto scope = scopes_.rbegin(); scope != scopes_.rend(); ++scope) {
       const auto found = scope->names.find(text);
@@ -190,7 +190,7 @@ class BodyParser {
     return operand;
   }
 
-  // A name, a number, or a name and an offset.
+  // A name, a number, or a name plus an offset.
   Operand parse_sum() {
     Operand operand;
     const bool negative = reader_.take_if("-");

@@ -1,4 +1,4 @@
-// Calls of functions, which the machine replaces by the functions' bodies.
+// Replaces calls of functions by the functions' bodies.
 #include <algorithm>
 
 #include "gpu_machine/errors.h"
@@ -16,7 +16,7 @@ class Inliner {
   Function run(const Function& function) {
     Function whole = function;
     whole.instructions.clear();
-    std::vector<size_t> places;  // of the function's instructions in the whole one
+    std::vector<size_t> places;  // new index of each of the function's instructions
     for (const Instruction& instruction : function.instructions) {
       places.push_back(whole.instructions.size());
       if (instruction.opcode == "call") {
@@ -36,7 +36,7 @@ class Inliner {
                      "`: " + what);
   }
 
-  // call (result), name, (arguments); result and arguments may be missing.
+  // call (result), name, (arguments); the result and the arguments are optional.
   void insert(Function& whole, const Instruction& call) {
     const auto name =
         std::find_if(call.operands.begin(), call.operands.end(),
@@ -75,7 +75,7 @@ class Inliner {
 
   using Names = std::map<std::string, std::string>;
 
-  // Lets what the callee calls its parameters be the caller's variables.
+  // Makes the callee's parameters refer to the caller's variables.
   static void pass(const Function& whole, const Instruction& call,
                    const std::vector<Variable>& formal, const Operand* given, Names& names) {
     const size_t count = given == nullptr ? 0 : given->parts.size();

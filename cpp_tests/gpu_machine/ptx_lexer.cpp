@@ -27,7 +27,7 @@ class Lexer {
  private:
   bool starts_with(std::string_view what) const { return text_.substr(at_, what.size()) == what; }
 
-  // Returns whether a token follows.
+  // Returns whether there is another token.
   bool skip_blanks() {
     while (at_ < text_.size()) {
       if (starts_with("//")) {
@@ -46,7 +46,7 @@ class Lexer {
     return false;
   }
 
-  // A section is what debuggers read: bytes in braces, often more than half of the text.
+  // A section is for debuggers: bytes in braces, often more than half of the text.
   void skip_section() {
     const size_t end = text_.find('}', std::min(text_.find('{', at_), text_.size()));
     if (end == text_.npos) {
@@ -103,7 +103,7 @@ class Lexer {
         const uint64_t bits = std::stoull(s.substr(2), &used, 16);
         used += 2;
         const bool is_double = s[1] == 'd' || s[1] == 'D';
-        // All floats are kept as doubles, which hold each float exactly.
+        // All floats are kept as doubles, which represent each of them exactly.
         token.bits = is_double ? bits
                                : std::bit_cast<uint64_t>(static_cast<double>(
                                      std::bit_cast<float>(static_cast<uint32_t>(bits))));

@@ -1,4 +1,4 @@
-// What stands in a module outside of functions' bodies.
+// Parses a module, except for the bodies of functions.
 #include <set>
 
 #include "gpu_machine/errors.h"
@@ -9,7 +9,7 @@ namespace axonn::gpu_machine {
 namespace {
 
 const std::set<std::string_view> kLinkage = {".visible", ".weak", ".extern"};
-// What says nothing to the machine; each is a line.
+// Directives that the machine ignores, each of them on a line of its own.
 const std::set<std::string_view> kIgnoredLines = {
     ".version", ".target", ".address_size", ".pragma", ".explicitcluster", ".maxclusterrank"};
 
@@ -52,7 +52,7 @@ class Parser {
     }
   }
 
-  // (.param .b32 a, .param .b64 b); nothing, if there are no parentheses.
+  // (.param .b32 a, .param .b64 b); empty if there are no parentheses.
   std::vector<Variable> parse_params() {
     std::vector<Variable> params;
     if (!reader_.take_if("(") || reader_.take_if(")")) return params;
@@ -64,7 +64,7 @@ class Parser {
     return params;
   }
 
-  // A declaration without a body is forgotten.
+  // A declaration without a body is dropped.
   void parse_function() {
     Function made;
     made.results = parse_params();

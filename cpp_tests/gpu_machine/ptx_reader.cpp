@@ -62,7 +62,7 @@ Variable PtxReader::variable(bool is_extern) {
   const auto element = static_cast<uint64_t>(type.register_bytes());
   made.alignment = std::max(made.alignment, element);
   while (now().is(".ptr") || now().is(".align") || now().is(".global") || now().is(".shared")) {
-    if (take().is(".align")) number();  // what a pointer points to
+    if (take().is(".align")) number();  // alignment of a pointer's target
   }
   made.name = name();
   made.bytes = element;

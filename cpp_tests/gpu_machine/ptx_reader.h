@@ -1,4 +1,4 @@
-// What the two halves of the parser share: the words of a text one after the other, and variables.
+// Shared by both halves of the parser: reads a text's tokens in order, and parses variables.
 #pragma once
 
 #include <string>
@@ -15,7 +15,7 @@ class PtxReader {
   explicit PtxReader(std::string_view text) : tokens_(split_ptx(text)) {}
 
   const Token& now() const { return tokens_[at_]; }
-  const Token& next() const { return tokens_[at_ + 1]; }  // there is one unless now() is the end
+  const Token& next() const { return tokens_[at_ + 1]; }  // must not be called at the end
   const Token& take() { return tokens_[at_ + 1 < tokens_.size() ? at_++ : at_]; }
   bool take_if(std::string_view what);
   [[noreturn]] void fail(const std::string& what) const;
@@ -23,7 +23,7 @@ class PtxReader {
   uint64_t number();
   std::string name();
   void skip_line(int line);
-  // What was taken since this place, as text with few blanks.
+  // text_since(place()) returns the text read since then, with few blanks.
   size_t place() const { return at_; }
   std::string text_since(size_t place) const;
 
@@ -37,7 +37,7 @@ class PtxReader {
   size_t at_ = 0;
 };
 
-// Reads a function's body, from its { to its }, into the function, whose head is there.
+// Reads a function's body, from { to }, into the function, whose head was read before.
 void parse_body(PtxReader& reader, Function& function);
 
 }  // namespace axonn::gpu_machine

@@ -1,4 +1,4 @@
-// Barriers, orders and scopes, and the races that are found where one is missing.
+// Barriers, orders and scopes, and the races reported where one is missing.
 #include <gtest/gtest.h>
 
 #include <string>
@@ -18,7 +18,7 @@ using testing::run;
 
 // -------------------------------------------------------------------------------
 
-// Each thread writes a word, and then reads that of the thread 33 further on.
+// Each thread writes a word, and then reads that of the thread 33 places further on.
 std::string exchange_in_shared(const std::string& between) {
   return kThread + R"(
   shl.b32 %r2, %r1, 2;
@@ -68,7 +68,7 @@ TEST(Races, AMissingBarrierIsARaceOrAReadOfWhatIsNotWritten) {
 }
 
 TEST(Races, ABarrierForFewerThreadsOrdersNotEnough) {
-  // Half of the warps use one barrier, half another.
+  // Half of the warps use one barrier, the other half use another.
   const Case two{exchange_in_shared("shr.u32 %r8, %r1, 6; barrier.sync %r8, 64;"),
                  kBuffer,
                  {1, 1, 1},
@@ -76,7 +76,7 @@ TEST(Races, ABarrierForFewerThreadsOrdersNotEnough) {
   for (uint64_t seed = 0; seed < kSeeds; ++seed) EXPECT_THROW(run(two, seed), MachineError);
 }
 
-// The first warp writes a word and raises a flag; the second one waits for the flag and reads.
+// The first warp writes a word and raises a flag; the second waits for the flag, then reads.
 std::string message(const std::string& raise, const std::string& wait) {
   return kThread + R"(
   setp.ge.u32 %p1, %r1, 32;
@@ -136,7 +136,7 @@ TEST(Races, OrdersAndScopesDecideWhetherAMessageIsARace) {
 }
 
 TEST(Races, ScopeOfACtaDoesNotReachAnother) {
-  // CTA 0 raises a flag, CTA 1 reads it: the scope must be that of the device.
+  // CTA 0 raises a flag and CTA 1 reads it: the scope must cover the device.
   const auto body = [](const std::string& scope) {
     return R"(
   mov.u32 %r1, %ctaid.x;
@@ -159,7 +159,7 @@ END:
       kSeeds);
 }
 
-// Lanes are threads of their own: one sees what another did, or has learned, once they have met.
+// Lanes are separate threads: one sees what another did, or has learned, only after they meet.
 TEST(Races, LanesOfAWarpMeetAtBarriers) {
   const auto exchange = [](const std::string& meet) {
     return kLane + R"(
@@ -175,7 +175,7 @@ TEST(Races, LanesOfAWarpMeetAtBarriers) {
     EXPECT_EQ(failures({exchange(meet)}, MachineError::Kind::kRace, {}), 0) << meet;
     EXPECT_EQ(run({exchange(meet)}, 1)[63], 7u);
   }
-  // A shuffle orders no memory.
+  // A shuffle does not order memory.
   for (const std::string meet : {"", "shfl.sync.idx.b32 %r3, %r1, 0, 31, -1;"}) {
     EXPECT_EQ(failures({exchange(meet)}, MachineError::Kind::kRace, {"the same CTA", "lane 1"}),
               kSeeds)
@@ -184,7 +184,7 @@ TEST(Races, LanesOfAWarpMeetAtBarriers) {
 }
 
 TEST(Races, ALaneLearnsForOthersOnceTheyMeet) {
-  // A CTA writes a word and raises a flag. Lane 0 of another waits for it, lane 1 reads the word.
+  // A CTA writes a word and raises a flag. Lane 0 of another waits for it; lane 1 reads the word.
   const auto message = [](const std::string& meet) {
     return kLane + R"(
   mov.u32 %r2, %ctaid.x;

@@ -1,4 +1,4 @@
-// How many CTAs are on a device together: what fits its SMs, and no more.
+// How many CTAs are on a device at a time: as many as fit on its SMs, and no more.
 #include "gpu_machine/residency.h"
 
 #include "gpu_machine/kernel_case.h"
@@ -8,7 +8,7 @@ namespace {
 
 using testing::kSeeds;
 
-// Counts the CTAs that are there, and writes how many there were at most to the word behind it.
+// Counts the CTAs that are resident, and writes the largest count to the second word.
 const std::string kMeet = R"(
   atom.global.add.u32 %r1, [%out], 1;
   add.u32 %r1, %r1, 1;
@@ -51,7 +51,7 @@ uint32_t most_of_all_seeds(const Grid& grid) {
 TEST(Residency, AnSmHoldsWhatItsMemoryThreadsAndRegistersAllow) {
   EXPECT_EQ(most_of_all_seeds({9, 1, 200'000}), 2u);
   EXPECT_EQ(most_of_all_seeds({9, 1, 100'000}), 4u);
-  // A thread may have 248 registers: two CTAs of 128 fit the 65536 of an SM, and one of 192.
+  // A thread may have 248 registers: the 65536 of an SM fit two CTAs of 128 threads, or one of 192.
   EXPECT_EQ(most_of_all_seeds({9, 128, 0}), 4u);
   EXPECT_EQ(most_of_all_seeds({9, 192, 0}), 2u);
   EXPECT_EQ(most_of_all_seeds({9, 1024, 0}), 2u);
@@ -72,7 +72,7 @@ TEST(Residency, DirectivesBoundTheRegisters) {
   EXPECT_EQ(ctas_of_sm(footprint_of(program, 1, kSharedOfSm)), 0);
 }
 
-// Each CTA waits until all are there.
+// Each CTA waits until all have started.
 const std::string kBarrierOfTheGrid = R"(
   atom.global.add.u32 %r1, [%out], 1;
   mov.u32 %r2, %nctaid.x;
@@ -87,7 +87,7 @@ TEST(Residency, ACooperativeGridIsThereAsAWhole) {
     EXPECT_NO_THROW(most_together({40, 1, 0, true, {1, 1, 1}, 5}, seed, kBarrierOfTheGrid));
     EXPECT_NO_THROW(most_together({2, 1, 200'000, true}, seed, kBarrierOfTheGrid));
     try {
-      // Of others, only 16 are there together.
+      // A grid that is not cooperative has only 16 CTAs resident at a time.
       most_together({40, 1, 0, false, {1, 1, 1}, 5}, seed, kBarrierOfTheGrid);
       ADD_FAILURE() << "expected a deadlock";
     } catch (const MachineError& error) {
@@ -95,7 +95,7 @@ TEST(Residency, ACooperativeGridIsThereAsAWhole) {
     }
   }
   EXPECT_THROW(most_together({3, 1, 200'000, true}, 0), std::invalid_argument);
-  EXPECT_THROW(most_together({17, 1, 0, true}, 0), std::invalid_argument);  // 8 an SM
+  EXPECT_THROW(most_together({17, 1, 0, true}, 0), std::invalid_argument);  // 8 per SM
 }
 
 TEST(Residency, AClusterNeedsPlaceForAllItsCtas) {

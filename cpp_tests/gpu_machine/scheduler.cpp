@@ -1,5 +1,5 @@
-// Who comes next. GPUs promise little about that, so a seeded adversary decides: which stream,
-// which CTA, which warp, for how long, and who is starved for a while.
+// What runs next. GPUs promise little about that, so a seeded adversary decides: which stream,
+// which CTA, which warp, for how long, and which warps are starved for a while.
 #include <algorithm>
 #include <numeric>
 #include <utility>
@@ -11,11 +11,11 @@ namespace axonn::gpu_machine {
 namespace {
 
 constexpr uint32_t kLongestTurn = 64;     // warp instructions
-constexpr uint64_t kLargestFlag = 8;      // bytes that a copy engine writes as one
-constexpr uint32_t kStarvedTurns = 4096;  // about so many turns until others are starved
-constexpr uint32_t kTurnsOfCopy = 4;      // about so many turns of warps until a copy's next piece
-constexpr uint32_t kSlowCopies = 8;       // one copy of so many is slow
-constexpr uint32_t kSlowestCopyLog2 = 8;  // it is up to 2 to this power as slow
+constexpr uint64_t kLargestFlag = 8;      // bytes that a copy engine writes as one unit
+constexpr uint32_t kStarvedTurns = 4096;  // average number of turns until others are starved
+constexpr uint32_t kTurnsOfCopy = 4;      // average number of warp turns per piece of a copy
+constexpr uint32_t kSlowCopies = 8;       // one copy in this many is slow
+constexpr uint32_t kSlowestCopyLog2 = 8;  // a slow one takes up to 2 to this power as long
 
 class CopyEngine : public Agent {
  public:
@@ -107,7 +107,7 @@ void Machine::begin_work(Stream& stream) {
   copy.engine->clock.forget_fences_of_ends();
   copy.turns_a_piece = kTurnsOfCopy;
   if (draw(kSlowCopies) == 0) copy.turns_a_piece <<= draw(kSlowestCopyLog2 + 1);
-  // In up to four pieces, at even bytes.
+  // Up to four pieces, cut at even bytes.
   std::vector<uint64_t> cuts{0, copy.bytes};
   for (int i = 0; i < 3 && copy.bytes > kLargestFlag; ++i) {
     cuts.push_back(random_() % copy.bytes / 2 * 2);
@@ -137,8 +137,8 @@ void Machine::end_work(Stream& stream) {
   note_end_of(stream.last_ended, stream.clock);
 }
 
-// From now on the launch counts as a whole: what was known of its parts, which are many, would fill
-// all clocks.
+// From now on clocks refer to the launch as a whole. What they know of its actors, which are many,
+// would fill all clocks.
 void Machine::note_end_of(uint32_t launch, Clock& clock) {
   const auto is_its = [&](uint32_t actor) { return actors_[actor].launch == launch; };
   clock.forget_actors(is_its);
@@ -151,7 +151,7 @@ void Machine::start_ctas() {
     if (!stream.has_begun || stream.queue.front().launch == nullptr) continue;
     Launch& launch = *stream.queue.front().launch;
     const uint64_t ctas = launch.cluster.count();
-    // A cooperative grid needs room for all of it, whatever else would like to run.
+    // A cooperative grid needs room for all of its CTAs at once, whatever else wants to run.
     const uint64_t together = launch.is_cooperative ? launch.grid.count() : ctas;
     while (launch.next_cluster < launch.order.size() &&
            (launch.is_cooperative ||
@@ -248,7 +248,7 @@ bool Machine::step_warps() {
   return true;
 }
 
-// Null if all wait for each other. If the others sleep, time passes until one wakes up.
+// Returns null if all warps wait for each other. If the rest sleep, advances time to wake one.
 Warp* Machine::choose_warp() {
   const auto size = static_cast<uint32_t>(live_.size());
   for (int attempt = 0; attempt < 4; ++attempt) {
@@ -264,12 +264,12 @@ Warp* Machine::choose_warp() {
     if (warp->wake_at <= now_ns_) return warp;
     if (earliest == nullptr || warp->wake_at < earliest->wake_at) earliest = warp;
   }
-  // What is due before they wake up comes first.
+  // Operations that are due before the warps wake up come first.
   if (earliest == nullptr || async_.first_due_ns() < earliest->wake_at) return nullptr;
   return sleep_until(earliest->wake_at) ? earliest : nullptr;
 }
 
-// Returns whether it is that time, now that all warps sleep.
+// Returns whether that time has come, now that all warps sleep.
 bool Machine::sleep_until(uint64_t wake_at_ns) {
   if (!options_.sleeps_for_real) {
     now_ns_ = wake_at_ns;

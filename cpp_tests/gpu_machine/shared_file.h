@@ -1,5 +1,5 @@
-// Memory that several processes may map: a file that lies in memory and has no name, so that
-// nothing of it is left when the last process that has it ends, however that comes.
+// Memory that several processes may map: an unnamed file in memory. Nothing of it is left when the
+// last process that holds it ends, however it ends.
 #pragma once
 
 #include <sys/types.h>
@@ -12,18 +12,18 @@ namespace axonn::gpu_machine {
 
 class SharedFile {
  public:
-  // Which file it is, in every process.
+  // Identifies the file in every process.
   struct Identity {
     dev_t device = 0;
     ino_t number = 0;
     bool operator==(const Identity&) const = default;
   };
 
-  // Makes one of zeros. All of these throw std::bad_alloc if there is no memory or no descriptor.
+  // Creates a file of zeros. All of these throw std::bad_alloc if memory or descriptors run out.
   static std::shared_ptr<const SharedFile> create(uint64_t bytes);
-  // Returns the file behind a descriptor, of which it takes a copy.
+  // Returns the file behind a descriptor, which it duplicates.
   static std::shared_ptr<const SharedFile> of_descriptor(int descriptor);
-  // Returns the file behind a descriptor of another process; null if that has ended.
+  // Returns the file behind a descriptor of another process; null if that process has ended.
   static std::shared_ptr<const SharedFile> of_process(pid_t process, int descriptor);
   ~SharedFile();
   SharedFile(const SharedFile&) = delete;
@@ -32,10 +32,10 @@ class SharedFile {
   int descriptor() const { return descriptor_; }
   uint64_t bytes() const { return bytes_; }
   const Identity& identity() const { return identity_; }
-  // Maps the bytes from `offset`, a multiple of pages, wherever there is room, until the last copy
+  // Maps the bytes from `offset`, a multiple of the page size, at any address, until the last copy
   // of the pointer is gone.
   std::shared_ptr<std::byte> map(uint64_t offset, uint64_t bytes) const;
-  // Maps the first bytes at this address. Returns false if something lies there.
+  // Maps the first bytes at this address. Returns false if the address is in use.
   bool map_at(uint64_t address, uint64_t bytes) const;
 
  private:

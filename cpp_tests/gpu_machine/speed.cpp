@@ -1,5 +1,5 @@
-// Prints how many warp instructions a second the machine executes: of arithmetic alone, and of
-// arithmetic with an access of memory in every tenth instruction.
+// Prints how many warp instructions the machine executes per second: with arithmetic only, and with
+// a memory access in every tenth instruction.
 #include <chrono>
 #include <cstdio>
 #include <string>

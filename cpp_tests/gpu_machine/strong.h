@@ -1,4 +1,4 @@
-// Strong accesses of memory. Another process may make its own at the same time, so they are
+// Strong memory accesses. Another process may access the memory at the same time, so they are
 // atomic for the host, too, with at least the order that PTX gives them: loads acquire, stores
 // release, and updates do both. Each element is aligned to its size.
 #pragma once
@@ -63,7 +63,7 @@ inline void store_strong(std::byte* to, const void* from, uint64_t bytes) {
       return strong::store<uint64_t>(to, from);
   }
 }
-// Replaces what lies there by what `change` makes of it, and returns what was there.
+// Replaces the value at `place` by what `change` makes of it, and returns the old value.
 template <typename T, typename Change>
 T update_strong(std::byte* place, const Change& change) {
   using Bits = strong::Bits<sizeof(T)>;

@@ -1,4 +1,4 @@
-// Kernels on boxes of a tensor, and what lies in a box, worked out element by element.
+// Kernels on boxes of a tensor, and the contents of a box, worked out element by element.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -14,15 +14,15 @@
 
 namespace axonn::gpu_machine::testing {
 
-inline constexpr uint64_t kData = 1024, kResult = 65536, kBytes = 131072;  // places in the output
+inline constexpr uint64_t kData = 1024, kResult = 65536, kBytes = 131072;  // offsets in the output
 
 // A tensor of 16-bit elements, first dim first.
 struct Tensor {
-  std::vector<uint64_t> sizes, strides;  // the latter in bytes, of the second dim on
+  std::vector<uint64_t> sizes, strides;  // strides in bytes, from the second dim on
   std::vector<uint32_t> box;
   int swizzle = 0;                // CU_TENSOR_MAP_SWIZZLE_NONE, _32B, _64B, _128B
   int type = 1;                   // CU_TENSOR_MAP_DATA_TYPE_UINT16
-  std::vector<uint32_t> steps{};  // along each dim; all 1 if there are none
+  std::vector<uint32_t> steps{};  // along each dim; empty means all 1
 };
 
 inline int encode(void* map, const Tensor& tensor, uint64_t base) {
@@ -33,7 +33,7 @@ inline int encode(void* map, const Tensor& tensor, uint64_t base) {
                       0, tensor.swizzle, 2, 0);
 }
 
-// Runs a body whose %out begins with the descriptor; the tensor follows at kData.
+// Runs a body whose %out starts with the descriptor; the tensor follows at kData.
 inline std::vector<uint16_t> run(const Tensor& tensor, const std::string& body,
                                  const std::vector<uint16_t>& data, uint64_t seed, Dim cluster = {},
                                  uint32_t threads = 1) {
@@ -58,7 +58,7 @@ inline std::vector<uint16_t> run(const Tensor& tensor, const std::string& body,
   return machine.get<uint16_t>(out, kBytes / 2);
 }
 
-// Loads a box and writes the shared memory's `bytes` bytes to kResult, as they lie.
+// Loads a box and copies `bytes` bytes of shared memory to kResult, unchanged.
 inline std::string load_body(const std::string& dims, const std::string& coordinates,
                              uint64_t bytes) {
   return R"(
@@ -97,7 +97,7 @@ inline std::vector<uint16_t> random_values(size_t count, uint64_t seed) {
   return values;
 }
 
-// The element at these places of the tensor; zero outside.
+// The element of the tensor at these indices; zero outside.
 inline uint16_t element(const Tensor& tensor, const std::vector<uint16_t>& data,
                         const std::vector<int64_t>& at) {
   uint64_t byte = 0;

@@ -13,7 +13,7 @@ constexpr int kInvalid = 1;  // CUDA_ERROR_INVALID_VALUE
 constexpr uint64_t kLargestSize = uint64_t{1} << 32, kLargestStride = uint64_t{1} << 40;
 constexpr uint32_t kLargestBox = 256, kMostElementStride = 8;
 
-// As it lies in memory. The sum finds a descriptor of which a part was overwritten.
+// The layout in memory. The sum detects a descriptor that was partly overwritten.
 struct Encoded {
   uint64_t magic;
   uint64_t base;
@@ -136,7 +136,7 @@ std::optional<TensorMap> decode_tensor_map(const std::byte* bytes) {
 }
 
 std::optional<TensorType> type_of_ptx(uint64_t number) {
-  // Of .u8 to .bf16; 8 is .f32 with subnormal numbers flushed.
+  // From .u8 to .bf16; 8 is .f32 with subnormal numbers flushed.
   constexpr std::optional<TensorType> kTypes[] = {
       TensorType::kUint8,  TensorType::kUint16,  TensorType::kUint32,  TensorType::kInt32,
       TensorType::kUint64, TensorType::kInt64,   TensorType::kFloat16, TensorType::kFloat32,
@@ -148,7 +148,7 @@ bool replace_field(std::byte* bytes, MapField field, uint32_t ord, uint64_t valu
   Encoded encoded;
   std::memcpy(&encoded, bytes, sizeof(encoded));
   if (encoded.magic != kMagic || encoded.sum != sum_of(encoded)) return false;
-  const auto byte = static_cast<uint8_t>(std::min<uint64_t>(value, 0xFF));  // none is legal there
+  const auto byte = static_cast<uint8_t>(std::min<uint64_t>(value, 0xFF));  // 0xFF is illegal
   switch (field) {
     case MapField::kAddress:
       encoded.base = value;

@@ -1,5 +1,5 @@
-// Boxes of tensors: TMA loads, stores and reductions against what the manual says of coordinates,
-// bounds and swizzles, worked out element by element.
+// Boxes of tensors: TMA loads, stores and reductions, checked against the manual's rules for
+// coordinates, bounds and swizzles, worked out element by element.
 #include "gpu_machine/tensor_case.h"
 
 namespace axonn::gpu_machine {
@@ -53,13 +53,13 @@ TEST(Tensors, LoadsFillWithZerosOutside) {
   }
 }
 
-// The manual's tables of swizzles: in each row of 128 bytes, 16-byte units change places by the
-// number of the row: all 8 by row modulo 8 (128B), 4 by row / 2 in halves... given here as the unit
-// of shared memory at which unit 0 to 7 of the rows 0 to 7 lie.
+// The manual's swizzle tables. In each line of 128 bytes, the line number permutes 16-byte units:
+// all 8 by line modulo 8 (128B), each 4 by line modulo 4 (64B), each 2 by line modulo 2 (32B). The
+// tables give the unit that lies at each place of lines 0 to 7.
 struct SwizzleCase {
   int swizzle;
   uint32_t row_bytes;
-  std::array<std::array<int, 8>, 8> unit_at;  // [line of 128 bytes][unit that lies there]
+  std::array<std::array<int, 8>, 8> unit_at;  // [line of 128 bytes][place]: the unit there
 };
 
 const std::vector<SwizzleCase> kSwizzles = {
@@ -148,7 +148,7 @@ END:
     const auto got = run(tensor, body(""), data, seed, {4, 1, 1});
     for (const size_t rank : {0, 2, 3}) EXPECT_EQ(got[kResult / 2 + 2 * rank], data[32]);
     EXPECT_EQ(got[kResult / 2 + 2], 0);
-    EXPECT_THROW(run(tensor, body(""), data, seed, {2, 1, 1}), MachineError);  // waits for ever
+    EXPECT_THROW(run(tensor, body(""), data, seed, {2, 1, 1}), MachineError);  // waits forever
   }
 }
 
@@ -183,7 +183,7 @@ TEST(Tensors, StoresLeaveOutWhatIsOutside) {
       uint64_t count = 1;
       for (const uint32_t size : tensor.box) count *= size;
       const std::vector<uint16_t> data = random_values(8192, 8);
-      // What is stored, put where the box is: each element tells its place in the buffer.
+      // Puts the stored values where the box is: each element tells its place in the buffer.
       std::vector<uint16_t> expected = data;
       std::vector<int64_t> inside(at.size(), 0);
       for (uint64_t number = 0; number < count; ++number) {
@@ -212,7 +212,7 @@ TEST(Tensors, StoresLeaveOutWhatIsOutside) {
 
 TEST(Tensors, ReductionsAddToTheTensor) {
   Tensor tensor{{8, 3}, {16}, {8, 2}};
-  tensor.type = 3;  // int32: 8 of them are 32 bytes
+  tensor.type = 3;  // int32: 8 elements are 32 bytes
   tensor.strides = {32};
   const std::vector<uint16_t> data(96, 2);  // int32 0x00020002
   const std::string body = store_body(
@@ -221,7 +221,7 @@ TEST(Tensors, ReductionsAddToTheTensor) {
       "fence.proxy.async.shared::cta;", 64);
   for (uint64_t seed = 0; seed < kSeeds; ++seed) {
     const auto got = run(tensor, body, data, seed);
-    // Row 2, from column 4 on, gets words 0 to 3 of the buffer: 16-bit values 0, 1, 2, ...
+    // Row 2 gets words 0 to 3 of the buffer from column 4 on: 16-bit values 0, 1, 2, ...
     for (uint32_t i = 0; i < 48; ++i) {
       const uint32_t expected = i < 40 ? 2 : 2 + (i - 40);
       EXPECT_EQ(got[kData / 2 + i], expected) << i;
@@ -245,20 +245,20 @@ TEST(Tensors, IllegalDescriptorsAreRefused) {
   alignas(64) std::byte map[kTensorMapBytes];
   const Tensor right{{64, 8}, {128}, {64, 8}, 3};
   EXPECT_EQ(encode(map, right, 4096), 0);
-  EXPECT_EQ(encode(map, right, 4104), 1);  // the base is no multiple of 16
+  EXPECT_EQ(encode(map, right, 4104), 1);  // the base is not a multiple of 16
   const std::vector<Tensor> wrong = {
-      {{64, 8}, {136}, {64, 8}, 3},  // a stride is no multiple of 16
+      {{64, 8}, {136}, {64, 8}, 3},  // a stride is not a multiple of 16
       {{64, 8}, {uint64_t{1} << 40}, {64, 8}, 3},
-      {{64, 8}, {128}, {128, 8}, 3},  // 256 bytes are wider than the swizzle
+      {{64, 8}, {128}, {128, 8}, 3},  // 256 bytes are more than the swizzle spans
       {{64, 8}, {128}, {64, 257}, 3},
       {{64, 8}, {128}, {64, 0}, 3},
       {{64, 0}, {128}, {64, 8}, 3},
-      {{64, 8}, {128}, {12, 8}, 0},  // 24 bytes are no multiple of 16
+      {{64, 8}, {128}, {12, 8}, 0},  // 24 bytes are not a multiple of 16
       {{64, 8}, {128}, {64, 8}, 4},  // there is no such swizzle
       {{8, 2, 2, 2, 2, 2}, {16, 32, 64, 128, 256}, {8, 1, 1, 1, 1, 1}},
   };
   for (size_t i = 0; i < wrong.size(); ++i) EXPECT_EQ(encode(map, wrong[i], 4096), 1) << i;
-  EXPECT_EQ(encode(map + 16, right, 4096), 1);  // it must lie at a multiple of 64
+  EXPECT_EQ(encode(map + 16, right, 4096), 1);  // it must lie at a multiple of 64 bytes
   Tensor unknown = right;
   unknown.type = 11;  // tf32
   EXPECT_THROW(encode(map, unknown, 4096), std::invalid_argument);
@@ -267,7 +267,7 @@ TEST(Tensors, IllegalDescriptorsAreRefused) {
 TEST(Tensors, WrongDescriptorsAreErrors) {
   const Tensor tensor{{64}, {}, {64}};
   const std::vector<uint16_t> data = random_values(64, 9);
-  // Another number of dims; a descriptor that was written over; one that does not exist.
+  // A wrong number of dims; a descriptor that was overwritten.
   EXPECT_THROW(run(tensor, load_body("2d", "{0, 0}", 128), data, 0), MachineError);
   EXPECT_THROW(run(tensor,
                    "st.global.u32 [%out+24], 5; fence.proxy.tensormap::generic.acquire.cta "
@@ -275,7 +275,7 @@ TEST(Tensors, WrongDescriptorsAreErrors) {
                        load_body("1d", "{0}", 128),
                    data, 0),
                MachineError);
-  // What a kernel writes of a descriptor, even the same, needs a fence.
+  // A kernel's writes to a descriptor need a fence, even if they do not change it.
   const std::string rewrite = "ld.global.u32 %r9, [%out]; st.global.u32 [%out], %r9;\n";
   const std::string fence = "fence.proxy.tensormap::generic.acquire.gpu [%out], 128;\n";
   EXPECT_NO_THROW(run(tensor, rewrite + fence + load_body("1d", "{0}", 128), data, 0));

@@ -1,5 +1,5 @@
-// Descriptors that a kernel changes, and steps between the elements of a box, against what the
-// manual says, worked out element by element.
+// Descriptors that a kernel changes, and steps between the elements of a box, checked against the
+// manual, element by element.
 #include "gpu_machine/tensor_case.h"
 
 namespace axonn::gpu_machine::testing {
@@ -15,7 +15,7 @@ std::vector<uint16_t> box_of(const std::vector<uint16_t>& got, size_t count) {
 
 // --- Steps ------------------------------------------------------------------------
 
-// A box of extent 7 with steps of 3 has 3 elements: those at 0, 3 and 6.
+// A box of extent 7 with steps of 3 has 3 elements, at 0, 3 and 6.
 TEST(Tensormap, ABoxTakesEveryStepthElement) {
   struct StepCase {
     Tensor tensor;
@@ -24,7 +24,7 @@ TEST(Tensormap, ABoxTakesEveryStepthElement) {
   const std::vector<StepCase> cases = {
       {{{40, 30}, {96}, {24, 7}, 0, 1, {1, 3}}, {{0, 0}, {20, 5}, {-8, -4}, {3, 28}}},
       {{{40, 30}, {96}, {24, 8}, 0, 1, {1, 8}}, {{0, 29}, {0, 30}, {16, 3}}},
-      // TMA has no steps along the first dim, and does not look at this number.
+      // TMA has no steps along the first dim, and ignores this number.
       {{{24, 5, 9}, {64, 320}, {8, 4, 5}, 0, 1, {2, 2, 4}}, {{0, 0, 0}, {17, 3, 3}, {-1, -1, -1}}},
       {{{64, 16}, {128}, {64, 16}, 3, 1, {1, 2}}, {{0, 0}}},
   };
@@ -86,7 +86,7 @@ std::string replace(const std::string& field, const std::string& type, const std
 }
 const std::string kAcquire = "fence.proxy.tensormap::generic.acquire.gpu [%out], 128;\n";
 
-// The replacements make `from` the tensor `to`, whose elements begin `offset` bytes further on.
+// Replaces fields to turn `from` into `to`, whose elements begin `offset` bytes further on.
 struct Replacement {
   Tensor from, to;
   uint64_t offset;
@@ -138,15 +138,15 @@ TEST(Tensormap, ReplacedFieldsCount) {
     for (uint64_t seed = 0; seed < kSeeds; ++seed) {
       EXPECT_EQ(box_of(run(what.from, body, data, seed), expected.size()), expected);
     }
-    // Without the fence, TMA may see what the descriptor was before.
+    // Without the fence, TMA may see the old descriptor.
     EXPECT_THROW(
         run(what.from, what.code + load_body("2d", "{20, 25}", 2 * expected.size()), data, 0),
         MachineError);
   }
 }
 
-// As CUTLASS's grouped GEMMs do it: a warp copies a descriptor to shared memory, one lane changes
-// it there, and all copy it back.
+// Like CUTLASS's grouped GEMMs: a warp copies a descriptor to shared memory, one lane changes it
+// there, and all lanes copy it back.
 std::string change_in_shared_memory(const std::string& copy, const std::string& before = "") {
   return R"(
   mov.u32 %r20, buffer;
@@ -183,7 +183,7 @@ TEST(Tensormap, ADescriptorIsChangedInSharedMemory) {
   }
   EXPECT_THROW(run(before, change_in_shared_memory(kCopy, "@%p7 add.s64 %out, %out, 128;\n") + load,
                    data, 0, {}, 32),
-               MachineError);  // lanes that name different descriptors
+               MachineError);  // lanes name different descriptors
 }
 
 TEST(Tensormap, MisuseIsAnError) {
@@ -198,7 +198,7 @@ TEST(Tensormap, MisuseIsAnError) {
     EXPECT_THROW(run(tensor, illegal + kAcquire + load, data, 0), MachineError) << illegal;
   }
   EXPECT_THROW(run(tensor, "st.global.u32 [%out+24], 5;" + replace("rank", "b32", "1"), data, 0),
-               MachineError);  // no descriptor
+               MachineError);  // not a descriptor
   for (const std::string& unknown :
        {replace("fill_mode", "b32", "1"), replace("interleave_layout", "b32", "1"),
         replace("elemtype", "b32", "11"), replace("swizzle_mode", "b32", "4"),

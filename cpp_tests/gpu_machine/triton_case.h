@@ -1,4 +1,4 @@
-// Matrices that the project's Triton kernels read and write, and what a product must be.
+// Matrices that the project's Triton kernels read and write, and expected products.
 #pragma once
 
 #include <cmath>
@@ -14,13 +14,13 @@ namespace axonn::gpu_machine::testing {
 struct Matrix {
   int64_t rows = 0, columns = 0, row_stride = 0, column_stride = 1;
   DataType dtype = DataType::kFloat32;
-  std::vector<double> values;  // [rows][columns]; each is a number of the dtype
+  std::vector<double> values;  // [rows][columns], exact in the dtype
   uint64_t address = 0;
 
   double at(int64_t i, int64_t j) const { return values[static_cast<size_t>(i * columns + j)]; }
 };
 
-// Random values, which have not yet a place in memory.
+// Random values, not yet placed in memory.
 inline Matrix draw_matrix(int64_t rows, int64_t columns, DataType dtype, std::mt19937_64& random) {
   Matrix made{rows, columns, columns, 1, dtype, {}, 0};
   const auto count = static_cast<size_t>(rows * columns);
@@ -29,7 +29,7 @@ inline Matrix draw_matrix(int64_t rows, int64_t columns, DataType dtype, std::mt
   return made;
 }
 
-// Writes the elements to memory, and nothing between them.
+// Writes the elements to memory, leaving the gaps between them unwritten.
 inline void place_matrix(Machine& machine, Matrix& matrix, const std::string& name) {
   const auto size = static_cast<uint64_t>(kernels::size_of(matrix.dtype));
   const int64_t last =
@@ -55,7 +55,7 @@ inline std::vector<double> read_values(Machine& machine, uint64_t address, size_
   return values;
 }
 
-// Sets the matrix as a pointer or as a descriptor, whichever the case wants.
+// Passes the matrix as a pointer or as a descriptor, as the case requires.
 inline void set_matrix(TritonArguments& arguments, const TritonCase& what, const std::string& name,
                        const Matrix& matrix) {
   if (!what.facts.contains(name + ".box")) {
@@ -69,7 +69,7 @@ inline void set_matrix(TritonArguments& arguments, const TritonCase& what, const
   }
 }
 
-// What a product is, and how far float32 sums may be from it, in any order.
+// An exact product, and how far float32 sums in any order may be from it.
 struct Expected {
   double value = 0, bound = 0;
 };
@@ -81,7 +81,7 @@ inline Expected product_at(const Matrix& a, const Matrix& b, int64_t i, int64_t 
     result.value += product;
     magnitude += std::abs(product);
   }
-  // Each addend passes through at most as many roundings as there are addends.
+  // Each addend goes through at most as many roundings as there are addends.
   result.bound = static_cast<double>(a.columns + 1) * 0x1p-24 * magnitude;
   return result;
 }

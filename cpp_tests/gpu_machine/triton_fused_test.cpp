@@ -1,4 +1,4 @@
-// The project's fused Triton kernels on virtual ranks, which run against each other.
+// The project's fused Triton kernels on virtual ranks, which run concurrently.
 #include "gpu_machine/triton_ranks.h"
 
 namespace axonn::gpu_machine {
@@ -22,7 +22,7 @@ using testing::set_operand;
 
 // --- What arrives --------------------------------------------------------------------------------
 
-// What arrives lies by rows, `shard` of them from each rank: rows of a, or K of b or of a.
+// Each rank contributes `shard` rows to the gathered operand: rows of a, or the K of b or of a.
 class GatherMatmul {
  public:
   GatherMatmul(const TritonCase& what, uint64_t seed)
@@ -31,7 +31,7 @@ class GatherMatmul {
     const bool aligned = what.is_true("aligned");
     inner_ = what.text("kernel") == "inner_gather_matmul";
     gathers_a_ = !inner_ || what.text("layout")[1] == 'T';
-    shard_ = aligned ? 40 : 37;  // tiles and chunks straddle shards
+    shard_ = aligned ? 40 : 37;  // makes tiles and chunks straddle shards
     const int64_t whole = kRanks * shard_;
     m_ = inner_ ? (aligned ? 144 : 75) : whole;
     n_ = aligned ? 80 : 53;
@@ -42,7 +42,7 @@ class GatherMatmul {
     }
   }
 
-  // `absent`: a rank that sends nothing and makes no call; -1 for none.
+  // `absent` is a rank that sends nothing and makes no call; -1 for none.
   void run(int absent = -1, int64_t budget = kBudgetNs) {
     for (int call = 0; call < kCalls; ++call) {
       make_call(call, absent, budget);
@@ -78,7 +78,7 @@ class GatherMatmul {
 
   void make_call(int call, int absent, int64_t budget) {
     Machine& machine = ranks_.machine();
-    // By rows in memory; an operand that is gathered along K and read as a is its transpose.
+    // Stored by rows. An operand that is gathered along K and read as a is its transpose.
     Matrix rows = testing::draw_matrix(kRanks * shard_, width(), what_.dtype(), random_);
     testing::place_matrix(machine, rows, "rows");
     gathered_.push_back(gathers_a_ && inner_ ? transposed(rows) : rows);
@@ -176,7 +176,7 @@ TEST_P(TritonGather, RanksGatherAndMultiplyCallAfterCall) {
   for (uint64_t seed = 0; seed < 2; ++seed) gather_and_multiply(GetParam(), seed);
 }
 
-// One dtype and layout tells it, by pointers and by descriptors.
+// One dtype and layout is enough, with pointers and with descriptors.
 std::vector<TritonCase> gathers_that_wait_in_vain() {
   std::vector<TritonCase> cases = gathers();
   std::erase_if(cases, [](const TritonCase& what) {
@@ -231,7 +231,7 @@ INSTANTIATE_TEST_SUITE_P(Slow, EveryTritonGather,
 
 // --- What leaves ---------------------------------------------------------------------------------
 
-// Waits for the flags with acquire, then copies words of 16 bits, with the threads of one warp.
+// Waits for the flags with acquire, then copies 16-bit words with the threads of one warp.
 const std::string kCollect = R"(
 .version 8.0
 .target sm_90
@@ -278,14 +278,14 @@ DONE:
 class TritonScatter : public ::testing::TestWithParam<TritonCase> {};
 GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(TritonScatter);
 
-// A call of all ranks: their operands, and where each has collected the slots that it got.
+// A call of all ranks: their operands, and where each rank collected the slots it received.
 struct Scattered {
   std::vector<Matrix> a, b;
   std::vector<uint64_t> collected;
 };
 
 struct ScatterSizes {
-  int64_t rows, n, k;  // rows of a rank's share
+  int64_t rows, n, k;  // rows of one rank's share
 };
 
 Scattered multiply_and_send(Ranks& ranks, const TritonCase& what, const ScatterSizes& sizes,

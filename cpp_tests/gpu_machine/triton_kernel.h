@@ -1,5 +1,5 @@
-// The project's Triton kernels, as tools/triton_ptx.py writes them for the machine: what there is,
-// and how to launch one.
+// The project's Triton kernels, as written for the machine by tools/triton_ptx.py: which ones there
+// are, and how to launch one.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -22,7 +22,7 @@
 
 namespace axonn::gpu_machine::testing {
 
-// A compiled kernel, with what must be known to launch it.
+// A compiled kernel, with the facts needed to launch it.
 struct TritonCase {
   std::string folder;
   std::string name;
@@ -43,8 +43,8 @@ inline std::ostream& operator<<(std::ostream& out, const TritonCase& what) {
   return out << what.name;
 }
 
-// Where tools/triton_ptx.py has written them: one kernel of each kind, and all tile sizes, which
-// `make emulate-slow` compiles. Empty where triton was not found when this was built.
+// Folders written by tools/triton_ptx.py: one kernel of each kind, and all tile sizes, which `make
+// emulate-slow` compiles. Empty if triton was not found when this was built.
 #ifdef AXONN_TRITON_FOLDER
 inline const std::string kTritonFolder = AXONN_TRITON_FOLDER;
 inline const std::string kAllTritonFolder = AXONN_TRITON_FOLDER "_all";
@@ -60,7 +60,7 @@ inline std::string name_of_case(const ::testing::TestParamInfo<TritonCase>& info
   return name;
 }
 
-// Empty where nothing was written.
+// Empty if nothing was written.
 inline std::vector<TritonCase> triton_cases(const std::string& folder = kTritonFolder) {
   std::vector<TritonCase> cases;
   std::ifstream file(folder + "/cases.txt");
@@ -90,7 +90,7 @@ inline std::string ptx_of(const TritonCase& what) {
   return text.str();
 }
 
-// The same with a fence behind each mbarrier.init. CUDA's programming guide asks for one before TMA
+// The PTX with a fence after each mbarrier.init. CUDA's programming guide asks for one before TMA
 // signals the mbarrier; Triton has only a barrier of the CTA there, which the machine reports.
 inline std::string fenced_ptx_of(const TritonCase& what) {
   std::string ptx = ptx_of(what);
@@ -102,21 +102,21 @@ inline std::string fenced_ptx_of(const TritonCase& what) {
   return ptx;
 }
 
-// The arguments of a kernel by name. Those that a case has no parameter for are constants there.
+// A kernel's arguments by name. Arguments without a parameter in a case are constants there.
 class TritonArguments {
  public:
   TritonArguments() { values_["global_scratch"] = values_["profile_scratch"] = 0; }
   void set(const std::string& name, int64_t value) { values_[name] = static_cast<uint64_t>(value); }
   void set(const std::string& name, uint64_t value) { values_[name] = value; }
 
-  // A tensor of these sizes whose last dim is contiguous, as Triton's launcher describes it.
+  // A tensor of these sizes whose last dim is contiguous, described as by Triton's launcher.
   void set_descriptor(const TritonCase& what, const std::string& name, uint64_t address,
                       const std::vector<int64_t>& sizes, const std::vector<int64_t>& strides) {
     const auto rank = static_cast<uint32_t>(sizes.size());
     const uint64_t size = static_cast<uint64_t>(kernels::size_of(what.dtype()));
     const TensorType type =
         what.dtype() == DataType::kBFloat16 ? TensorType::kBFloat16 : TensorType::kFloat16;
-    std::vector<uint64_t> extents, pitches;  // the last dim first
+    std::vector<uint64_t> extents, pitches;  // from the last dim to the first
     for (size_t i = rank; i-- > 0;) {
       extents.push_back(static_cast<uint64_t>(sizes[i]));
       if (i + 1 < rank) pitches.push_back(static_cast<uint64_t>(strides[i]) * size);

@@ -1,4 +1,4 @@
-// The project's Triton matmuls, as Triton compiles them for sm_80 and sm_90, against products in
+// The project's Triton matmuls, as compiled by Triton for sm_80 and sm_90, against products in
 // double.
 #include <gtest/gtest.h>
 
@@ -18,7 +18,7 @@ using testing::TritonArguments;
 using testing::TritonCase;
 
 constexpr uint64_t kTritonSeeds = 2;
-constexpr uint32_t kPrograms = 3;  // fewer than tiles, so that some compute several
+constexpr uint32_t kPrograms = 3;  // fewer than tiles, so some programs compute several
 
 TEST(Triton, KernelsWereCompiled) {
   if (testing::kTritonFolder.empty()) {
@@ -31,7 +31,7 @@ struct Sizes {
   int64_t m, n, k;
 };
 
-// Larger than a tile or two, and multiples of 16 only if the kernel was compiled for that.
+// Larger than one or two tiles, and multiples of 16 only if the kernel was compiled for that.
 Sizes sizes_of(const TritonCase& what) {
   Sizes sizes = what.is_true("aligned") ? Sizes{176, 272, 400} : Sizes{133, 202, 77};
   const std::string& ones = what.text("ones");
@@ -54,7 +54,7 @@ void lay_out(Matrix& matrix, char layout, bool aligned) {
   }
 }
 
-// What the kernel makes of the sums of a row.
+// Applies the kernel's epilogue to the sums of a row.
 std::vector<Expected> finished(const TritonCase& what, std::vector<Expected> sums,
                                const Matrix& bias) {
   if (!what.is_true("bias")) return sums;
@@ -80,7 +80,7 @@ void expect_row(const std::vector<double>& got, size_t row, const std::vector<Ex
   }
 }
 
-// Runs the kernel of this PTX, and returns how many elements are wrong.
+// Runs the kernel in this PTX, and returns how many elements are wrong.
 int run_matmul(const TritonCase& what, const std::string& ptx, uint64_t seed) {
   std::mt19937_64 random(seed + 1);
   const Sizes sizes = sizes_of(what);
@@ -119,7 +119,7 @@ int run_matmul(const TritonCase& what, const std::string& ptx, uint64_t seed) {
 
   std::vector<double> got = testing::read_values(machine, c, count, stored);
   const size_t size = count / static_cast<size_t>(parts);
-  for (size_t i = size; i < count; ++i) got[i % size] += got[i];  // the parts of a split K
+  for (size_t i = size; i < count; ++i) got[i % size] += got[i];  // adds the parts of a split K
   int wrong = 0;
   for (int64_t i = 0; i < sizes.m; ++i) {
     std::vector<Expected> sums;
@@ -142,7 +142,7 @@ TEST_P(TritonMatmul, IsTheProduct) {
 INSTANTIATE_TEST_SUITE_P(All, TritonMatmul, ::testing::ValuesIn(testing::triton_cases_of("matmul")),
                          testing::name_of_case);
 
-// Every tile size, once.
+// Every tile size, with one seed.
 class EveryTritonMatmul : public TritonMatmul {};
 GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(EveryTritonMatmul);
 
@@ -155,7 +155,7 @@ INSTANTIATE_TEST_SUITE_P(Slow, EveryTritonMatmul,
                                                                       testing::kAllTritonFolder)),
                          testing::name_of_case);
 
-// Those with mbarriers, and with no other fences behind them.
+// Cases with mbarriers, and with no other fences after their initialization.
 std::vector<TritonCase> cases_by_tma() {
   std::vector<TritonCase> cases = testing::triton_cases_of("matmul");
   std::erase_if(cases, [](const TritonCase& what) {

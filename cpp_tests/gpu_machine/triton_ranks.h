@@ -1,5 +1,5 @@
 // Four virtual ranks that run the project's fused Triton kernels, and what the host code of
-// csrc/core/cuda/fused gives the kernels.
+// csrc/core/cuda/fused passes to them.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -14,15 +14,15 @@
 
 namespace axonn::gpu_machine::testing {
 
-inline constexpr int kRanks = 4;       // for which the cases are compiled
-inline constexpr int64_t kChunks = 2;  // of a shard
+inline constexpr int kRanks = 4;       // the cases are compiled for this number
+inline constexpr int64_t kChunks = 2;  // per shard
 inline constexpr int kCalls = 3;
-inline constexpr uint32_t kFirstEpoch = 0xFFFFFFFDu;  // epochs wrap behind the second call
+inline constexpr uint32_t kFirstEpoch = 0xFFFFFFFDu;  // epochs wrap after the second call
 inline constexpr uint32_t kPrograms = 2;
 inline constexpr int64_t kBudgetNs = 1'000'000'000;
 
-// Flags, epochs, counters and records of four ranks, each with a stream for its kernels and one for
-// its copy engine. Every call runs to its end before the next one begins.
+// Flags, epochs, counters and records of four ranks, each with one stream for its kernels and one
+// for its copy engine. Every call ends before the next one begins.
 class Ranks {
  public:
   explicit Ranks(uint64_t seed) : machine_(options_of(seed)) {
@@ -51,7 +51,7 @@ class Ranks {
     return machine_.get<uint32_t>(counters_[at(rank)], kRanks * kChunks);
   }
 
-  // The arguments of every kernel of this rank.
+  // Arguments common to all kernels of this rank.
   TritonArguments arguments(int rank, int64_t rows) const {
     TritonArguments made;
     made.set("counters", counters_[at(rank)]);
@@ -67,12 +67,12 @@ class Ranks {
     return made;
   }
 
-  // Counts the call, in front of its kernels and copies.
+  // Sets the call's epoch, ahead of its kernels and copies.
   void begin(int rank, int call) {
     epoch_ = machine_.put(std::vector<uint32_t>{epoch_of(call)}, "epoch");
     machine_.copy(stream(rank), epochs_[at(rank)], epoch_, 4);
   }
-  // Copies a chunk to a peer as its copy engine does, or to the rank itself, and raises its flag.
+  // Copies a chunk to a peer by copy engine, or to the rank itself, and raises its flag.
   void bring(int from, int to, int64_t chunk, uint64_t target, uint64_t source, uint64_t bytes) {
     const int by = from == to ? stream(from) : copies_[at(from)];
     if (bytes > 0) machine_.copy(by, target, source, bytes);
@@ -94,7 +94,7 @@ class Ranks {
   Machine machine_;
   std::vector<int> streams_, copies_;
   std::vector<uint64_t> pads_, counters_, epochs_, records_;
-  uint64_t epoch_ = 0;  // of the call, from which copy engines take it
+  uint64_t epoch_ = 0;  // address of the call's epoch, for copy engines
 };
 
 inline void expect_near(double got, const Expected& expected, DataType dtype, int& wrong,
@@ -112,7 +112,7 @@ inline uint64_t bytes_of(const TritonCase& what, int64_t count) {
   return static_cast<uint64_t>(count * kernels::size_of(what.dtype()));
 }
 
-// Draws a matrix that lies by rows (N) or columns (T), as the case says of operand 0 or 1.
+// Draws a matrix stored by rows (N) or columns (T), as the case says for operand 0 or 1.
 inline Matrix drawn(const TritonCase& what, size_t operand, int64_t rows, int64_t columns,
                     std::mt19937_64& random) {
   Matrix made = testing::draw_matrix(rows, columns, what.dtype(), random);

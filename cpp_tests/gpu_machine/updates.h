@@ -1,4 +1,4 @@
-// What atomic operations and reductions make of an old value.
+// The new values that atomic operations and reductions compute from old ones.
 #pragma once
 
 #include <cstdint>
@@ -22,7 +22,7 @@ enum Update : uint8_t {
   kDecrement
 };
 
-// What PTX calls a reduction; `add` for a name that is none.
+// The update with this name in PTX; kAdd for any other name.
 inline Update update_of(const std::string& name) {
   for (const auto& [known, update] :
        std::initializer_list<std::pair<const char*, Update>>{{"exch", kExchange},

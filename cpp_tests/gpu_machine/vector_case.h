@@ -1,5 +1,5 @@
-// One instruction alone. All 32 lanes run it, and again lanes 3 and 17 alone, so that both ways of
-// storing results are seen.
+// Tests of single instructions. All 32 lanes run one, and then only lanes 3 and 17, so that both
+// ways of storing results are covered.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -17,7 +17,7 @@ namespace axonn::gpu_machine::testing {
 inline constexpr uint64_t kUntouched = 0xEEEEEEEEEEEEEEEEu;
 
 struct Vector {
-  std::string instruction;  // its result and operands are written $d, $a, $b, $c, $e
+  std::string instruction;  // with $d, $a, $b, $c, $e for its result and operands
   std::vector<uint64_t> operands;
   uint64_t expected;
 };
@@ -29,7 +29,7 @@ inline constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 inline constexpr float kTiny = 0x1p-130f;  // a subnormal number
 inline constexpr uint64_t kGpuNan = 0x7FFFFFFF;
 
-// `widths` are the bits of $d, $a, $b, ...; 1 is a predicate.
+// `widths` are the sizes of $d, $a, $b, ... in bits; 1 is a predicate.
 inline std::string body_of(const Vector& vector, const std::vector<int>& widths) {
   const std::string names = "dabce";
   std::string text, instruction = vector.instruction;
@@ -74,7 +74,7 @@ inline std::string body_of(const Vector& vector, const std::vector<int>& widths)
          "  @%p10 " + instruction + ";\n" + widen + "  @%p10 st.global.u64 [%d11+256], %d10;\n";
 }
 
-// Runs the vectors, and compares; all have the same widths.
+// Runs the vectors, which all have the same widths, and checks the results.
 inline void check(const std::vector<int>& widths, const std::vector<Vector>& vectors) {
   for (const Vector& vector : vectors) {
     SCOPED_TRACE(vector.instruction);

@@ -1,4 +1,4 @@
-// Arithmetic alone, against results worked out by hand or by the CPU's IEEE arithmetic.
+// Single arithmetic instructions, against results by hand or by the CPU's IEEE arithmetic.
 #include <bit>
 #include <cmath>
 
@@ -203,7 +203,7 @@ TEST(Vectors, FloatsOf16Bits) {
         {{"fma.rn.f16 $d, $a, $b, $c",
           {0x3C01, 0x3C01, 0xBC02},
           0x0010},  // 2^-20
-                    // (1 + 2^-7) (1 + 2^-1) = 1.5 + 3 2^-8 is a tie, which 2^-70 decides.
+                    // (1 + 2^-7) (1 + 2^-1) = 1.5 + 3 2^-8 is a tie that 2^-70 breaks.
          {"fma.rn.bf16 $d, $a, $b, $c", {0x3F81, 0x3FC0, 0x1C80}, 0x3FC2},
          {"fma.rn.bf16 $d, $a, $b, $c", {0x3F81, 0x3FC0, 0x9C80}, 0x3FC1},
          {"fma.rn.relu.bf16 $d, $a, $b, $c", {0xBF80, 0x3F80, 0x0000}, 0x0000}});

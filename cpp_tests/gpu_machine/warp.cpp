@@ -29,7 +29,7 @@ Warp::Warp(Machine& of_machine, Launch& of_launch, Cta& of_cta, int its_index, u
       memory_(
           std::make_unique<std::byte[]>(of_launch.program->register_bytes + kRegisterAlignment)),
       registers_(aligned(memory_.get())) {
-  fragments_.reserve(kLanes + 1);  // pointers to fragments stay valid
+  fragments_.reserve(kLanes + 1);  // keeps pointers to fragments valid
   fragments_.push_back({0, lanes, Fragment::State::kReady, 0});
   registers_per_thread = registers_of_thread(*launch.program, launch.block.count());
   fill_constants();
@@ -93,7 +93,7 @@ uint64_t Warp::special(const std::string& name, int lane) const {
   if (name == "%lanemask_le") return 2 * bit - 1;
   if (name == "%lanemask_gt") return kAllLanes & ~(2 * bit - 1);
   if (name == "%lanemask_ge") return kAllLanes & ~(bit - 1);
-  return launch.dynamic_shared_bytes;  // %dynamic_smem_size, the last one that is decoded
+  return launch.dynamic_shared_bytes;  // %dynamic_smem_size, the only one left
 }
 
 uint32_t Warp::live_lanes() const {
@@ -114,7 +114,7 @@ bool Warp::is_blocked() {
 }
 
 int Warp::run(int quantum) {
-  // Now and then lanes that are further than others go on, as independent threads may.
+  // Now and then lets lanes ahead of the others run, as independent threads may.
   in_any_order_ = fragments_.size() > 1 && machine.draw(8) == 0;
   Fragment* fragment = choose();
   int ran = 0;
@@ -235,7 +235,7 @@ void Warp::exit(Fragment*& fragment, uint32_t mask) {
   fragment->mask &= ~mask;
   ++fragment->pc;
   if (fragment->mask == 0) remove(fragment, fragment);
-  for (Fragment& other : fragments_) {  // they wait for fewer lanes now
+  for (Fragment& other : fragments_) {  // they now wait for fewer lanes
     if (other.state == Fragment::State::kAtMeeting) other.state = Fragment::State::kReady;
   }
   cta.complete_barriers();

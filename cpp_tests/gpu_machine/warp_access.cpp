@@ -1,4 +1,4 @@
-// Accesses of a warp to memory, and what it reports.
+// Memory accesses of a warp, and its error reports.
 #include <bit>
 
 #include "gpu_machine/machine.h"
@@ -37,7 +37,7 @@ std::string lanes_of(uint32_t mask) {
 }  // namespace
 
 std::string short_name(const std::string& name) {
-  constexpr size_t kEnds = 60;  // templates of CUTLASS have thousands of letters
+  constexpr size_t kEnds = 60;  // names of CUTLASS templates have thousands of characters
   if (name.size() <= 2 * kEnds) return name;
   return name.substr(0, kEnds) + "..." + name.substr(name.size() - kEnds);
 }
@@ -98,7 +98,7 @@ const Slot* Warp::list(const Op& op) const { return launch.program->lists.data()
 
 const Slot* Warp::touched(const Op& op) const { return launch.program->lists.data() + op.touched; }
 
-// Outside of its own part, a lane has no local memory.
+// A lane's local memory ends at the bounds of its own part.
 Warp::Place Warp::local_place(uint64_t offset, uint64_t bytes, int lane) {
   const uint64_t size = launch.program->local_bytes;
   if (offset < kVariablesStart || offset + bytes > kVariablesStart + size) {

@@ -1,4 +1,4 @@
-// Where lanes of a warp, and warps of a CTA, wait for each other.
+// Where the lanes of a warp and the warps of a CTA wait for each other.
 #include <algorithm>
 #include <bit>
 
@@ -21,14 +21,14 @@ bool Warp::meets(Fragment& fragment, const Op& op) {
       }
     }
   } else if (op.flow == Flow::kBarrier && op.choice == 0) {
-    return true;  // a barrier at which threads arrive one by one
+    return true;  // a barrier at which threads arrive individually
   }
   if (fragment.mask == members) return true;
   fragment.state = Fragment::State::kAtMeeting;
   return op.meets_anywhere && meets_elsewhere(op, members);
 }
 
-// Lanes meet at any bar.warp.sync of the same members. All that are there go on.
+// Lanes meet at any bar.warp.sync with the same members; all fragments there continue.
 bool Warp::meets_elsewhere(const Op& op, uint32_t members) {
   uint32_t there = 0;
   const auto is_at_one = [&](const Fragment& fragment) {
@@ -46,7 +46,7 @@ bool Warp::meets_elsewhere(const Op& op, uint32_t members) {
     fragment.state = Fragment::State::kReady;
     ++fragment.pc;
   }
-  return false;  // the instruction is done already
+  return false;  // the instruction is already done
 }
 
 void Warp::arrive(Fragment& fragment, const Op& op) {

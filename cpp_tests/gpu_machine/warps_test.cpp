@@ -1,5 +1,5 @@
-// The lanes of a warp: divergence, and what they exchange. Tests are repeated with seeds, because
-// an adversary decides who comes next.
+// The lanes of a warp: divergence, and exchanges between lanes. Tests are repeated with several
+// seeds, because an adversary decides what runs next.
 #include <gtest/gtest.h>
 
 #include <string>
@@ -17,7 +17,7 @@ using testing::kSeeds;
 using testing::run;
 
 TEST(Warps, LanesDivergeAndMeetAgain) {
-  // A lane runs its own number of turns; behind the loop all vote.
+  // Each lane runs its own number of iterations; after the loop, all vote.
   const Case loop{kLane + R"(
   mov.u32 %r2, 0;
   mov.u32 %r3, 0;
@@ -46,7 +46,7 @@ DONE:
 }
 
 TEST(Warps, ALaneMayWaitForAnotherOfItsWarp) {
-  // Lane 0 spins at a lower address until lane 1, behind it, has raised a flag.
+  // Lane 0 spins at a lower address until lane 1, at a higher one, has raised a flag.
   const Case spin{kLane + R"(
   setp.ne.u32 %p1, %r1, 0;
   @%p1 bra OTHERS;
@@ -80,7 +80,7 @@ END:
 }
 
 struct Exchange {
-  std::string instruction;  // %r3 of %r1, the lane; %p1 is a result, too
+  std::string instruction;  // sets %r3 from %r1 (lane) or %r2 (10 lane), and maybe %p1
   uint32_t (*expected)(uint32_t lane);
 };
 

@@ -7,7 +7,7 @@
 namespace axonn::gpu_machine {
 namespace {
 
-constexpr uint64_t kIdentity = 0x3A;  // tells these operations' identities from others
+constexpr uint64_t kIdentity = 0x3A;  // sets these operations apart from others
 constexpr int kRowsOfWarp = 16;
 
 uint64_t group_of(const Warp& warp) {
@@ -22,7 +22,7 @@ ProductOperation::ProductOperation(Warp& last, const Product& product)
       cta_(last.cta),
       operands_(product.operands),
       warps_(product.warps) {
-  // What only some of the warps have seen is not ordered before it.
+  // Anything that only some of the warps have seen is not ordered before the product.
   clock = product.seen;
 }
 
@@ -79,7 +79,7 @@ void ProductOperation::read_a(float* a) {
   for (int i = 0; i < kRowsOfGroup * depth; ++i) a[i] = -a[i];
 }
 
-// [depth][columns], which are neighbours, as multiply_add wants them.
+// [depth][columns] with contiguous columns, as multiply_add expects.
 void ProductOperation::read_b(float* b) {
   const Op& op = *operands_.op;
   const int columns = columns_of(op), depth = depth_of(op);

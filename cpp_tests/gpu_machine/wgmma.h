@@ -1,8 +1,8 @@
-// One product of a warpgroup, and how an Op says what it is.
+// One product of a warpgroup, and how an Op describes it.
 //
-// Of an Op of wgmma.mma_async, `choice` is the Element, `count` the columns divided by 8, `type`
-// that of the sums; `a` and `b` hold the descriptors, `c` the predicate scale-d; `source_bytes` has
-// the flags below. Its list has the registers of D, and behind them those of A.
+// For wgmma.mma_async, an Op's `choice` is the Element, `count` the columns divided by 8, and
+// `type` that of the sums; `a` and `b` hold the descriptors, `c` the predicate scale-d, and
+// `source_bytes` the flags below. Its list holds the registers of D, followed by those of A.
 #pragma once
 
 #include "gpu_machine/fragments.h"
@@ -12,7 +12,7 @@ namespace axonn::gpu_machine {
 
 enum ProductFlag : uint8_t {
   kAInRegisters = 1,
-  kAAlongM = 2,  // neighbours in memory are along M, not along K
+  kAAlongM = 2,  // contiguous in memory along M, not along K
   kBAlongN = 4,
   kNegatesA = 8,
   kNegatesB = 16,
@@ -37,15 +37,15 @@ class ProductOperation final : public AsyncOperation {
  public:
   ProductOperation(Warp& last, const Product& product);
 
-  // Reads all operands and writes all sums at once. Nobody could tell another way from this,
-  // because whoever uses them before the wait gets an error.
+  // Reads all operands and writes all sums at once. Nothing could tell the difference, because
+  // using them before the wait is an error.
   void step() override;
   bool uses(const Cta& cta) const override { return &cta == &cta_; }
 
  private:
   void read_a(float* a);
   void read_b(float* b);
-  // Elements [rows][depth] of a matrix, either way.
+  // Elements [rows][depth] of a matrix, whichever axis is contiguous.
   void read_matrix(const MatrixDescriptor& matrix, int rows, bool along_rows, float* target);
   const std::byte* read_chunk(uint64_t offset);
 

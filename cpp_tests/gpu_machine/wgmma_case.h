@@ -1,4 +1,4 @@
-// A product of a warpgroup as a kernel: how its operands lie in memory, and what it must be.
+// A product of a warpgroup as a kernel: the layout of its operands, and the expected result.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -17,18 +17,18 @@ namespace axonn::gpu_machine::testing {
 inline constexpr int kTile = 65536;  // bytes of shared memory for each of A and B
 inline constexpr int kThreads = 128;
 
-// How a matrix [rows along M or N, K] lies in memory.
+// The layout of a matrix [rows along M or N, K] in memory.
 struct Layout {
-  int row_bytes = 128;  // of the pattern of swizzles; 16: none
-  bool along_k = true;  // neighbours are neighbours along K
-  int first_k = 0;      // the first column that is multiplied
-  int base = 0;         // rows of 128 bytes by which the pattern is shifted
+  int row_bytes = 128;  // of the swizzle pattern; 16: none
+  bool along_k = true;  // whether elements are contiguous along K
+  int first_k = 0;      // the first column that is used
+  int base = 0;         // shift of the pattern, in rows of 128 bytes
 
   int leading() const { return row_bytes == 16 || !along_k ? 2048 : 16; }
   int stride() const { return along_k ? 8 * row_bytes : row_bytes == 16 ? 4096 : 16384; }
   int start() const { return 128 * base; }
 
-  // In bytes, from the beginning of the tile.
+  // In bytes from the start of the tile.
   int offset(int row, int k, int bytes) const {
     const int chunk = 16 / bytes, wide = row_bytes / bytes;
     int at = 0;
@@ -44,7 +44,7 @@ struct Layout {
     const int swizzle = (at >> 7) & (row_bytes / 16 - 1);
     return start() + (at ^ swizzle << 4);
   }
-  // Without the address of the tile.
+  // Does not include the address of the tile.
   uint64_t descriptor(int bytes) const {
     const uint64_t mode = row_bytes == 128 ? 1 : row_bytes == 64 ? 2 : row_bytes == 32 ? 3 : 0;
     const int first = start() + (along_k && row_bytes > 16 ? first_k * bytes : 0);
@@ -60,11 +60,11 @@ struct Multiplication {
   Layout a{}, b{};
   bool a_in_registers = false, adds = true;
   int sign_a = 1, sign_b = 1;
-  // PTX in places: by default all that is needed is there.
+  // PTX inserted in these places; the defaults are all that is needed.
   std::string fence = "wgmma.fence.sync.aligned;", before = "fence.proxy.async.shared::cta;",
               behind_issue = "", wait = "wgmma.wait_group.sync.aligned 0;", behind_wait = "";
-  int instructions = 1;       // one behind the other, of the same operands
-  uint64_t spoiled_bits = 0;  // of the descriptor of A
+  int instructions = 1;       // in sequence, with the same operands
+  uint64_t spoiled_bits = 0;  // set in the descriptor of A
 
   int depth() const { return type == "tf32" ? 8 : 16; }
   int sum_registers() const { return sums == "f16" ? columns / 4 : columns / 2; }
@@ -73,7 +73,7 @@ struct Multiplication {
 inline Place sum_of(int warp, int lane, int i) {
   return {16 * warp + lane / 4 + 8 * (i / 2 % 2), 8 * (i / 4) + 2 * (lane % 4) + i % 2};
 }
-// Of 16-bit elements, and of tf32.
+// For 16-bit elements, and for tf32 (wide).
 inline Place a_of(int lane, int i, bool is_wide) {
   if (is_wide) return {lane / 4 + 8 * (i % 2), lane % 4 + 4 * (i / 2)};
   return {lane / 4 + 8 * (i / 2 % 2), 2 * (lane % 4) + i % 2 + 8 * (i / 4)};
@@ -135,7 +135,7 @@ COPY:
 
 struct Operands {
   std::vector<float> a, b, c;
-  std::vector<uint32_t> words;  // what the kernel reads
+  std::vector<uint32_t> words;  // input of the kernel
 };
 
 inline Operands operands_of(const Multiplication& what, std::mt19937& random) {

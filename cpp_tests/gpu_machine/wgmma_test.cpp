@@ -1,5 +1,5 @@
 // Products of warpgroups, in every layout of their operands, against sums in double. The layouts
-// are those of the PTX manual (ISA 9.0, section 9.7.15.5.1), restated here element by element.
+// are those of the PTX manual (ISA 9.0, section 9.7.15.5.1), restated element by element.
 #include "gpu_machine/wgmma_case.h"
 
 namespace axonn::gpu_machine {
@@ -85,7 +85,7 @@ TEST(Wgmma, ProductsOfOneShapeFollowEachOther) {
   for (uint64_t seed = 0; seed < 10; ++seed) check(what, seed);
 }
 
-// How often it is reported, in this way.
+// Returns how often this kind of error is reported, and checks its message.
 int failures(const Multiplication& what, Kind kind, const std::string& name) {
   std::mt19937 random(3);
   const Operands operands = operands_of(what, random);
@@ -112,7 +112,7 @@ TEST(Wgmma, WhatIsLeftOutIsReported) {
   what.fence = "wgmma.fence.sync.aligned; add.u32 %s3, %s3, 0;";
   EXPECT_EQ(failures(what, Kind::kUndefined, "no wgmma.fence"), 5);
 
-  // A move is no use: ptxas chooses registers, and Triton leaves moves there.
+  // A move does not count as a use: ptxas chooses registers, and Triton leaves moves there.
   what.fence = "wgmma.fence.sync.aligned; mov.b32 %s3, %s4;";
   EXPECT_EQ(failures(what, Kind::kUndefined, ""), 0);
 
@@ -141,7 +141,7 @@ TEST(Wgmma, OperandsThatAreOverwrittenAreReported) {
   what.behind_issue = "";
   what.behind_wait = "bar.sync 0; setp.eq.u32 %p3, %r1, 0; @%p3 st.shared.u32 [tiles], 0;";
   EXPECT_EQ(failures(what, Kind::kRace, ""), 0);
-  // Other warps may still wait for the product, but it has ended for all when it has for one.
+  // Other warps may still be waiting, but if the product has ended for one, it has for all.
   what.behind_wait = "setp.eq.u32 %p3, %r1, 0; @%p3 st.shared.u32 [tiles], 0;";
   EXPECT_EQ(failures(what, Kind::kRace, ""), 0);
 }
@@ -153,7 +153,7 @@ TEST(Wgmma, DescriptorsAndOperandsAreChecked) {
     EXPECT_EQ(failures(what, Kind::kUndefined, "matrix descriptor"), 5) << bit;
   }
   Multiplication what;
-  what.spoiled_bits = uint64_t{1} << 49;  // a base that does not fit
+  what.spoiled_bits = uint64_t{1} << 49;  // a base that does not fit the start
   EXPECT_EQ(failures(what, Kind::kUndefined, "matrix descriptor"), 5);
   what.spoiled_bits = uint64_t{0x3000} << 32;
   EXPECT_EQ(failures(what, Kind::kMemory, "outside shared memory"), 5);

@@ -25,7 +25,7 @@ class HappensBefore {
 
   // Returns an empty text if there is no race. The run itself must be free of violations.
   std::string find_race() {
-    // Where nobody runs ahead, a missing signal does no harm yet and only shows in the clocks.
+    // As no thread runs ahead, a missing signal does no harm and only shows in the clocks.
     const Scheduler pick = least_advanced();
     clocks_.assign(threads_.size(), Clock(threads_.size(), 0));
     State state(world_, threads_);
@@ -68,7 +68,7 @@ class HappensBefore {
     return earlier.time <= clocks_[thread][earlier.thread];
   }
 
-  // A kernel starts after the one before it in its stream has ended.
+  // A kernel starts after the previous kernel of its stream has ended.
   void follow_stream(size_t thread) {
     for (size_t other = 0; other < threads_.size(); ++other) {
       if (threads_[other].stream == threads_[thread].stream &&
@@ -92,7 +92,7 @@ class HappensBefore {
       case Action::kAwaitCompleted: {
         const int64_t flag = step.action == Action::kWait ? step.flag : kCompleted;
         const auto raise = raises_.find({step.group, step.peer, flag, step.epoch});
-        if (raise != raises_.end()) join(clock, raise->second);  // else it came before all calls
+        if (raise != raises_.end()) join(clock, raise->second);  // else it precedes all calls
         return "";
       }
       case Action::kWrite: {

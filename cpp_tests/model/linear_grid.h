@@ -1,4 +1,4 @@
-// Grids of ranks that are in one group per axis, and the ops that they run there: Linears, whose
+// Grids of ranks with one group per axis, and the ops that the ranks run there: Linears, whose
 // programs have calls on three groups open at once, and collectives on one group.
 #pragma once
 
@@ -32,8 +32,8 @@ struct Grid {
   Coordinates coordinates(int64_t rank) const {
     return {rank / sizes[2] / sizes[1], rank / sizes[2] % sizes[1], rank % sizes[2]};
   }
-  // Groups are numbered by axis and first rank, and begin at epochs of their own, some of which
-  // wrap. Numbers in between belong to groups without ranks.
+  // Groups are numbered by axis and first rank, and start at different epochs, some of which wrap.
+  // The numbers in between belong to groups without ranks.
   Callers callers(int64_t rank) const {
     Callers callers{};
     for (int axis = 0; axis < kNumAxes; ++axis) {

@@ -24,7 +24,7 @@ bool is(const Step& step, Action action, const Caller& axis) {
   return step.action == action && step.group == axis.group;
 }
 
-// Returns the place after the last such step of a group, or 0 if there is none.
+// Returns the index after the group's last step with this action, or 0 if there is none.
 size_t after_last(const Program& program, Action action, const Caller& axis) {
   size_t end = program.size();
   while (end > 0 && !is(program[end - 1], action, axis)) --end;
@@ -38,9 +38,9 @@ void move_ahead(Program& program, size_t begin, size_t end, Moves&& moves) {
                         program.begin() + static_cast<int64_t>(end), moves);
 }
 
-// A rank waits for peers' shards of one axis before it publishes its own of the other. If all ranks
-// take the axes in one order, this is only slow, as less overlaps; otherwise the waits form a
-// cycle.
+// A rank waits for peers' shards of one axis before it publishes its own shard of the other axis.
+// If all ranks take the axes in one order, this is merely slow, because less overlaps; otherwise
+// the waits form a cycle.
 TEST(LinearOrder, FindsRanksThatGatherBeforeTheyPublishInOppositeOrders) {
   const Grid grid{{2, 1, 2}};
   const auto world = [&](bool opposite) {
@@ -88,8 +88,8 @@ void open_r_first(const Grid& grid, int64_t rank, Program& program) {
              [&](const Step& step) { return step.group == group; });
 }
 
-// A rank that opens a call waits only for what peers have done in earlier calls, for which this
-// call is not needed. So ranks need not agree on the order of groups.
+// A rank that opens a call waits only for what peers did in earlier calls, which does not depend on
+// this call. So ranks need not agree on the order of groups.
 TEST(LinearOrder, CallsMayBeOpenedInDifferentOrders) {
   for (const Grid& grid : kGrids) {
     const auto world = world_of(grid, two_layers(), [&](int64_t rank, Program& program) {
@@ -123,7 +123,7 @@ TEST(LinearOrder, FindsThatARendezvousAtTheOpeningNeedsOneOrder) {
   EXPECT_TRUE(deadlocks(world(false)));
 }
 
-// The sum of dx waits only for dx, on whichever ranks it is made before the product of dweight.
+// The sum of dx waits only for dx, so any of the ranks may finish it before the dweight product.
 TEST(LinearOrder, DxMayBeFinishedBeforeDweightIsSignalled) {
   for (const Grid& grid : kGrids) {
     for (const int64_t every : {1, 2, 3}) {
@@ -131,7 +131,7 @@ TEST(LinearOrder, DxMayBeFinishedBeforeDweightIsSignalled) {
         const Caller r = grid.callers(rank)[0];
         const auto begin = after_last(program, Action::kSignal, r);
         if (rank % every > 0) return;
-        const auto moved = [&](const Step& step) {  // the flags before are those of x
+        const auto moved = [&](const Step& step) {  // x has the lower flags
           return step.group == r.group && step.flag >= r.size && step.action != Action::kComplete;
         };
         ASSERT_TRUE(
@@ -157,8 +157,8 @@ TEST(LinearOrder, FindsASumThatIsFinishedBeforeItsSlotsAreSignalled) {
   EXPECT_TRUE(says(explored(world), "deadlock"));
 }
 
-// The completion is missing on one rank, in one of the groups. The call after the next needs the
-// half again.
+// One rank omits its completion in one of the groups. The call after the next one needs that half
+// again.
 TEST(LinearOrder, FindsAMissingCompletion) {
   const Grid grid{{2, 2, 2}};
   for (int axis = 0; axis < kNumAxes; ++axis) {

@@ -5,7 +5,7 @@
 namespace axonn::comm {
 namespace {
 
-// How ops/cpu/linear.cpp calls the orders of core/symmetric/fused_order.h, without tensors.
+// Calls the orders of core/symmetric/fused_order.h as ops/cpu/linear.cpp does, without tensors.
 struct RecordedPass {
   using Results = std::array<Nothing, 3>;
   using Sizes = RecordedGather::Sizes;

@@ -1,5 +1,5 @@
-// What a rank does in a fused Linear, which has calls on three groups open at once, as a list of
-// steps for the tests' simulator. They are recorded from core/symmetric/fused_order.h, whose code
+// A rank's work in a fused Linear, which has calls on three groups open at once, as a list of steps
+// for the tests' simulator. The steps are recorded from core/symmetric/fused_order.h, the code that
 // ops/cpu/linear.cpp runs.
 #pragma once
 
@@ -17,7 +17,7 @@ struct LinearAxes {
   Caller& z;
 };
 
-// What all ranks agree on. Sizes are those of the whole matrices of a pass, and must divide evenly:
+// The parameters that all ranks agree on. Sizes are those of whole matrices and must divide evenly:
 // input [rows, in_features], weight [features, in_features], output [rows, features].
 struct LinearPass {
   enum class Kind { kForward, kBackward };
@@ -33,7 +33,7 @@ struct LinearPass {
   // Whether parts of rows are multiplied in one product: for the first product (y, or dx), and for
   // dweight.
   std::array<bool, 2> in_one_piece = {};
-  bool save_input = false;  // forward: keep what was gathered; backward: it was kept
+  bool save_input = false;  // forward: keep the gathered input; backward: it was kept
   bool save_weight = false;
   // Which factors are joined before they are multiplied: the two factors of the first product (y,
   // or dx), and those of dweight. ops/cpu/product.cpp decides that; any choice is safe.
@@ -41,7 +41,7 @@ struct LinearPass {
   std::array<bool, 3> mask = {true, true, true};  // backward: dx, dweight, dbias are wanted
 };
 
-// Returns one pass of a rank. It raises the epochs of the axes that take part.
+// Returns a rank's program for one pass. Raises the epochs of the axes that take part.
 Program linear_program(const LinearPass& pass, const LinearAxes& axes);
 
 }  // namespace axonn::comm

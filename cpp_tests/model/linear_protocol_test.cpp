@@ -51,7 +51,7 @@ std::vector<Op> random_ops(size_t count, uint64_t seed) {
   return ops;
 }
 
-// --- What is recorded ----------------------------------------------------------------------------
+// --- Recorded programs ---------------------------------------------------------------------------
 
 TEST(LinearProgram, AForwardPublishesOnAllGroupsBeforeItWaits) {
   const Grid grid{{2, 1, 2}};
@@ -130,7 +130,7 @@ TEST(LinearProtocol, SignalsOrderEveryWriteWithEveryOtherAccess) {
   }
 }
 
-// Runs every kind of pass twice, with a call in between that waits for nobody, on each axis alone.
+// Runs each kind of pass twice, with a call in between that waits for nobody, each axis in turn.
 TEST(LinearProtocol, EveryInterleavingOfTwoRanksOfAnyPass) {
   for (int bits = 0; bits < 1 << 12; ++bits) {
     const auto bit = [&](int index) { return (bits >> index & 1) == 1; };
@@ -145,7 +145,7 @@ TEST(LinearProtocol, EveryInterleavingOfTwoRanksOfAnyPass) {
     pass.save_weight = bit(7);
     pass.mask = {bit(8), bit(9), bit(10)};
     pass.in_one_piece = {bit(11), bit(11)};
-    if (!bit(0) && (bits >> 8 & 7) > 0) continue;  // a forward has no mask
+    if (!bit(0) && (bits >> 8 & 7) > 0) continue;  // a forward pass has no mask
     for (int axis = 0; axis < kNumAxes; ++axis) {
       Grid grid{{1, 1, 1}};
       grid.sizes[axis] = 2;

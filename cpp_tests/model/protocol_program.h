@@ -1,6 +1,6 @@
-// What a rank does in one collective, as a list of steps. They are recorded from the code of
+// A rank's work in one collective, as a list of steps. They are recorded from the code of
 // fused_order.h that the ops run, and from the tile schedules that kernels follow; the tests'
-// simulator runs them. Steps name their group, so that a program may have calls on several groups
+// simulator runs them. Each step names its group, so a program may have calls on several groups
 // open at once.
 #pragma once
 
@@ -15,23 +15,23 @@
 namespace axonn::comm {
 
 enum class Action : int32_t {
-  kAwaitCompleted,  // until `peer` has completed `epoch`: the half is free of its reads
-  kWrite,           // the own chunk `flag`
-  kSignal,          // the own flag `flag`, raised to `epoch`
+  kAwaitCompleted,  // until `peer` has completed `epoch` and no longer reads the half
+  kWrite,           // this rank's chunk `flag`
+  kSignal,          // this rank's flag `flag`, raised to `epoch`
   kWait,            // until `flag` of `peer` has reached `epoch`
   kRead,            // chunk `flag` of `peer`: a copy, or an operand of a matmul
   kAdd,             // chunk `flag` of `peer`: the next addend of a sum
-  kComplete,        // own `completed`, raised to `epoch`
+  kComplete,        // this rank's `completed`, raised to `epoch`
 };
 
 // Chunks are named by the flags that signal them.
 struct Step {
   Action action;
-  int64_t rank;  // who does it
-  int64_t peer;  // whose pad or workspace is meant
+  int64_t rank;  // the rank that takes the step
+  int64_t peer;  // the rank whose pad or workspace is used
   int64_t flag;
   Epoch epoch;
-  int64_t group = 0;  // in which `rank` and `peer` are numbered, and which has epochs of its own
+  int64_t group = 0;  // numbers `rank` and `peer`, and has its own epochs
 
   std::string describe() const;
 };
@@ -79,19 +79,19 @@ class Recorder {
   int64_t first_flag_;
 };
 
-// Return the wait at the start of a call, and its end: what the constructor and the destructor of
-// comm::Call do.
+// Return the wait at the start of a call, and its end, like the constructor and destructor of
+// comm::Call.
 Program begin_program(const Caller& caller);
 Program complete_program(const Caller& caller);
 
-// Returns a whole call of a rank that is one thread, as on the CPU. `count` elements are summed;
-// the caller's epoch is that of the call before.
+// Returns a whole call of a single-threaded rank, as on the CPU. `count` elements are summed; the
+// caller's epoch is that of the previous call.
 Program call_program(Pattern pattern, int64_t count, Caller& caller);
 
-// On CUDA a gather that feeds a GEMM has three parts, on two streams. The transport publishes the
-// own shard and copies peers' chunks into local memory, in the order of GatherTiles, raising local
-// flags (those of phase 1). The CTAs of a persistent GEMM wait for local flags. At the end a stream
-// operation completes the call.
+// On CUDA a gather that feeds a GEMM has three parts, on two streams. The transport publishes this
+// rank's shard and copies peers' chunks into local memory, in the order of GatherTiles, raising
+// local flags (those of phase 1). The CTAs of a persistent GEMM wait for local flags. At the end a
+// stream operation completes the call.
 Program transport_program(const ChunkPlan& plan, const Caller& caller);
 
 enum class WaitRule : int32_t { kEachChunk, kLastDelivered };

@@ -25,9 +25,9 @@ struct GatherGemm {
   int64_t size;
   ChunkPlan plan;
   int64_t block = 4;
-  int64_t num_slots = 0;  // of a device
+  int64_t num_slots = 0;  // per device
   int64_t ranks_per_device = 1;
-  int64_t num_ctas = 1;        // of a rank's GEMM
+  int64_t num_ctas = 1;        // per rank's GEMM
   bool copy_by_kernel = true;  // whether the transport needs a slot; the copy engine needs none
   WaitRule rule = WaitRule::kEachChunk;
   int64_t num_calls = 1;
@@ -69,7 +69,7 @@ bool deadlocks(const std::string& violation) {
   return violation.find("deadlock") != std::string::npos;
 }
 
-// Returns max_ctas for a device that has as many SMs as there are slots here.
+// Returns max_ctas for a device with `num_slots` SMs.
 int64_t clamped_ctas(int64_t num_slots, int64_t ranks_per_device, int64_t producer_ctas) {
   auto limits = kernels::kSm90;
   limits.num_sms = num_slots;
@@ -133,7 +133,7 @@ TEST(Residency, BackToBackCallsOfManyRanks) {
   }
 }
 
-// One wait per tile is enough where one transport delivers in order, and only there.
+// One wait per tile is enough if and only if a single transport delivers in order.
 TEST(Residency, WaitingForTheLastChunkNeedsInOrderTransport) {
   GatherGemm setup{.size = 2, .plan = {12, 2, 2, 3}};
   setup.block = 6;  // a shard, two chunks
@@ -144,7 +144,7 @@ TEST(Residency, WaitingForTheLastChunkNeedsInOrderTransport) {
     if (!in_order) {
       for (auto& device : world.devices) {
         auto& program = device.streams[0][1].ctas[0];
-        // After the own two writes and signals come wait, read, write and signal for each chunk.
+        // After this rank's two writes and signals: a wait, read, write and signal per chunk.
         const auto chunks = program.begin() + 4;
         std::rotate(chunks, chunks + 4, chunks + 8);
       }
@@ -162,7 +162,7 @@ TEST(Residency, WaitingForTheLastChunkNeedsInOrderTransport) {
 
 // --- Kernels whose own CTAs raise the flags that others wait for ---------------------------------
 
-// Each rank has a device; all its CTAs are in one kernel, and start in this order.
+// Each rank has a device; all its CTAs are in one kernel, and start in the given order.
 World one_kernel(int64_t num_slots, const std::vector<std::vector<Program>>& ranks) {
   World world{{{static_cast<int64_t>(ranks.size()), kBeforeWrap}}, 1, {}};
   for (const auto& ctas : ranks) {
@@ -174,7 +174,7 @@ World one_kernel(int64_t num_slots, const std::vector<std::vector<Program>>& ran
   return world;
 }
 
-// There is one CTA per shard. The one of the own shard also publishes it.
+// There is one CTA per shard. The CTA of this rank's shard also publishes it.
 std::vector<std::vector<Program>> gather_by_ctas(int64_t size, bool own_shard_first) {
   const Epoch epoch = kBeforeWrap + 1;
   std::vector<std::vector<Program>> ranks;
@@ -205,7 +205,7 @@ TEST(Residency, OwnShardLastDeadlocksWhereCtasMustTakeTurns) {
   }
 }
 
-// There is one CTA for each tile of ScatterTiles, and one for each own chunk, which adds up.
+// There is one CTA per tile of ScatterTiles, and one per chunk of this rank, which adds it up.
 std::vector<std::vector<Program>> scatter_by_ctas(const ChunkPlan& plan, bool reduce_first) {
   const Epoch epoch = kBeforeWrap + 1;
   const int64_t size = plan.num_shards;
@@ -243,7 +243,7 @@ TEST(Residency, ReducingBeforeProducingDeadlocksWhereCtasMustTakeTurns) {
     EXPECT_EQ(explored(one_kernel(slots, scatter_by_ctas(plan, false))), "");
     EXPECT_TRUE(deadlocks(explored(one_kernel(slots, scatter_by_ctas(plan, true)))));
   }
-  // There is one slot more than there are reductions, and tiles take turns on it.
+  // With one slot more than there are reductions, tiles take turns on it.
   EXPECT_EQ(explored(one_kernel(3, scatter_by_ctas(plan, true))), "");
 }
 

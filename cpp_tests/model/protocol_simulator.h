@@ -38,7 +38,7 @@ struct Device {
   int64_t num_slots;
   std::vector<Stream> streams;
 };
-// A group has flags, workspaces and epochs of its own. A rank may be in several, with different
+// A group has its own flags, workspaces and epochs. A rank may be in several groups, with different
 // numbers.
 struct Group {
   int64_t size;  // ranks
@@ -46,7 +46,7 @@ struct Group {
 };
 struct World {
   std::vector<Group> groups;
-  int64_t num_flags;  // of a pad
+  int64_t num_flags;  // per pad
   std::vector<Device> devices;
   int64_t num_halves = kNumHalves;
 };
@@ -62,7 +62,7 @@ struct Thread {
   bool needs_slot;
 };
 
-// What has happened so far. All of it follows from how far each thread has come.
+// The state of a run. It is determined by how far each thread has advanced.
 class State {
  public:
   State(const World& world, const std::vector<Thread>& threads)
@@ -116,8 +116,8 @@ class State {
     return true;
   }
 
-  // Executes what `thread` does next: it starts, or does one step. A read is two steps, its begin
-  // and its end. Returns what is wrong with it, if anything.
+  // Executes the thread's next move: its start, or one step. A read is two steps, its begin and its
+  // end. Returns a description of the violation, if any.
   std::string advance(size_t thread) {
     if (at_[thread] == kNotStarted) {
       start(thread);
@@ -154,7 +154,7 @@ class State {
     int64_t readers = 0;
   };
   struct Sum {
-    Epoch epoch;  // of the sum that was last begun
+    Epoch epoch;  // of the latest sum
     int64_t added;
   };
 
@@ -309,7 +309,7 @@ inline std::vector<size_t> enabled_threads(const State& state, size_t count) {
   return enabled;
 }
 
-// Runs one interleaving. Returns the first violation, or where it got stuck; an empty text if all
+// Runs one interleaving. Returns the first violation, or where it got stuck; an empty string if all
 // is well.
 inline std::string run(const World& world, const Scheduler& pick) {
   const auto threads = threads_of(world);

@@ -17,13 +17,13 @@
 namespace axonn::comm::testing {
 namespace {
 
-constexpr Epoch kBeforeWrap = Epoch{0} - 3;  // the third call is that of epoch 0
+constexpr Epoch kBeforeWrap = Epoch{0} - 3;  // the third call has epoch 0
 constexpr int64_t kMaxStates = 2'000'000;
 
 struct CollectiveCall {
   Pattern pattern;
   int64_t count;
-  bool refused = false;  // as by Call::refuse, on all ranks: completed without hearing from peers
+  bool refused = false;  // on all ranks, as by Call::refuse: completed without hearing from peers
 };
 
 World world_of(std::vector<Program> ranks, Epoch first_epoch = kBeforeWrap) {
@@ -53,7 +53,7 @@ std::vector<Program> programs_of(int64_t size, const std::vector<CollectiveCall>
   return ranks;
 }
 
-// Returns the kinds of calls that ops make. Of one sum, the last rank's part is empty.
+// Returns the kinds of calls that ops make. In one of the sums, the last rank's part is empty.
 std::vector<CollectiveCall> kinds(int64_t size) {
   return {{Pattern::kGather, size},        {Pattern::kReduceScatter, size},
           {Pattern::kAllReduce, size},     {Pattern::kOneShot, 4},
@@ -74,7 +74,7 @@ std::string explored(const World& world) {
   return result.violation;
 }
 
-// --- What is recorded ----------------------------------------------------------------------------
+// --- Recorded programs ---------------------------------------------------------------------------
 
 Program program_of(Pattern pattern, int64_t count, Caller caller) {
   return call_program(pattern, count, caller);
@@ -189,8 +189,8 @@ TEST(ProtocolSimulator, SignalsOrderEveryWriteWithEveryOtherAccess) {
   }
 }
 
-// The first epochs are such that they soon count past 2^32, or past 2^31 (the sign of the
-// comparison), or belong to a new arena.
+// The first epochs soon count past 2^32, or past 2^31 (the sign of the comparison), or belong to a
+// new arena.
 TEST(ProtocolSimulator, AnyFirstEpoch) {
   for (const Epoch first :
        {Epoch{0}, Epoch{0} - 1, Epoch{0} - 2, kBeforeWrap, Epoch{1} << 31, (Epoch{1} << 31) - 2}) {
@@ -239,8 +239,8 @@ TEST(ProtocolSimulator, FindsAHalfThatIsReusedWithoutWaiting) {
   EXPECT_TRUE(says(HappensBefore(world).find_race(), "not ordered"));
 }
 
-// A call that hears from every peer implies the wait of the next call, because peers signalled in
-// it only after they had completed the call before. So the wait costs nothing where such calls
+// A call that hears from every peer implies the wait of the next call, because peers signal in it
+// only after they have completed the previous call. So the wait costs nothing where such calls
 // follow each other. It is needed after calls that do not hear from all peers (and on streams that
 // run ahead).
 TEST(ProtocolSimulator, CallsThatHearFromEveryPeerImplyTheWait) {
@@ -261,7 +261,7 @@ TEST(ProtocolSimulator, FindsAWaitForOneEpochTooFew) {
   EXPECT_TRUE(says(HappensBefore(world).find_race(), "not ordered"));
 }
 
-// With one half, a call must wait for the call before it; with two, for the one before that.
+// With one half, a call must wait for the previous call; with two, for the one before that.
 TEST(ProtocolSimulator, FindsThatOneHalfNeedsALongerWait) {
   auto world = broken([](Program&) {});
   world.num_halves = 1;

@@ -1,5 +1,5 @@
-// What ops/cpu/fused.h has on tensors, on a recorder: a call, and what is gathered and summed in
-// it. Every order is that of core/symmetric/fused_order.h, which ops/cpu runs, too.
+// Counterparts of ops/cpu/fused.h that record steps: a call, and its gathers and sums. Every order
+// is that of core/symmetric/fused_order.h, which ops/cpu also runs.
 #pragma once
 
 #include <array>
@@ -12,7 +12,7 @@
 
 namespace axonn::comm {
 
-struct Nothing {};  // in the place of a tensor
+struct Nothing {};  // stands in for a tensor
 
 // One group's call; a group of one rank needs no call.
 class RecordedCall {
@@ -43,7 +43,7 @@ class RecordedCall {
   int64_t next_flag_ = 0;
 };
 
-// A rank that looks at a part reads it, and reads its own part locally.
+// Looking at a peer's part records a read; a rank's own part is local and needs none.
 class RecordedGather : public GatheredParts<Recorder> {
  public:
   using Sizes = std::array<int64_t, 2>;

@@ -1,5 +1,5 @@
-// Choose which of the threads that can go on does so: a random one, or the one that is worst for
-// somebody.
+// Schedulers, which choose the next thread from those that can go on: at random, or by a rule that
+// is bad for some threads.
 #pragma once
 
 #include <algorithm>

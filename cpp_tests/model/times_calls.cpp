@@ -19,12 +19,12 @@ using kernels::TileOrder;
 // (n): SMs that no GEMM takes, for the sums. Assumed; arXiv:2511.13940 fills the link from 15 SMs.
 constexpr int64_t kSumSms = 16;
 
-// begin_call: a kernel of a warp waits until the peers have ended the call before, which they do
-// when this rank does.
+// begin_call: a one-warp kernel waits until the peers have ended the previous call, which they do
+// at the same time as this rank.
 void begin_call(Node& node) { node.kernel(node.rates().peer_us + node.rates().seen_us); }
 void end_call(Node& node) { node.kernel(0); }
 
-// Returns when each chunk is seen by a warp that waits for it, by its ordinal.
+// Returns, by ordinal, when a waiting warp sees each chunk.
 std::vector<double> push_chunks(Node& node, const ChunkPlan& plan, int64_t row_bytes,
                                 double ready_us, const Design& design) {
   const Raise raise = design.write_values   ? Raise::kWrittenValue
@@ -42,7 +42,7 @@ std::vector<double> push_chunks(Node& node, const ChunkPlan& plan, int64_t row_b
   return seen;
 }
 
-// Returns when the operands of a cluster of tiles are there.
+// Returns a function that tells when the operands of a cluster of tiles have arrived.
 Arrival arrival_of(const ChunkPlan& plan, const GemmGrid& grid, const std::vector<double>& seen) {
   const int64_t rows = grid.config.block_m * grid.config.cluster_m;
   return [&plan, &seen, rows, batch_rows = grid.m](const TileOrder::Place& place) {
@@ -57,8 +57,8 @@ Arrival arrival_of(const ChunkPlan& plan, const GemmGrid& grid, const std::vecto
   };
 }
 
-// Returns when all sources' addends of each chunk of this rank's rows are announced here. A source
-// sends them at the step at which this rank sends to the destination that is as far away.
+// Returns, for each chunk of this rank's rows, when all sources' addends are announced here. A
+// source sends them at the step at which this rank sends to the destination at the same distance.
 std::vector<double> addends(const GemmRun& run, const GemmGrid& grid, int64_t chunks,
                             const Rates& rates) {
   const ChunkPlan rows{grid.m, 1, chunks, kernels::cuda::kPartRows};
@@ -84,7 +84,7 @@ CallTimes fastest(const std::vector<LaunchConfig>& tiles, Call&& call) {
 struct Scatter {
   GemmGrid grid;
   GemmRun run;
-  std::vector<double> arrived;  // the addends of each chunk
+  std::vector<double> arrived;  // when each chunk's addends are announced
 };
 
 Scatter run_scatter(Node& node, const Work& work, const Design& design, LaunchConfig tile,
@@ -105,7 +105,7 @@ Scatter run_scatter(Node& node, const Work& work, const Design& design, LaunchCo
   return result;
 }
 
-// The kernel that waits for all addends, and then the one that adds them up.
+// Waits for all addends, then adds them up; with (e) or (n), chunk by chunk as they arrive.
 void sum_chunks(Node& node, const Scatter& scatter, const Design& design, double sum_us) {
   const Rates& rates = node.rates();
   if (design.sums_early || design.in_turns) {
@@ -118,8 +118,8 @@ void sum_chunks(Node& node, const Scatter& scatter, const Design& design, double
   node.kernel(sum_us);
 }
 
-// (j): what the switch reads and what it stores share each way of the links: a rank gets the rows
-// of all, and the addends' sum of its share.
+// (j): the switch's reads and its stores share each direction of the links: a rank receives the
+// rows of all ranks, and the sums of its own share.
 double multimem_us(const Work& work, double bytes) {
   return us_of(bytes * (work.ranks + 1) / work.ranks, kH100.multicast_gbps);
 }
@@ -147,7 +147,7 @@ CallTimes reduce_scatter(const Work& work, const Design& design, const LaunchCon
   return times_of(node, scatter.run, tile);
 }
 
-// (j) without (e): the switch adds up behind the GEMM.
+// (j) without (e): the switch adds up after the GEMM.
 CallTimes multimem_behind(const Work& work, const Design& design, const LaunchConfig& tile,
                           Host host) {
   Node node(kH100, host);
@@ -155,8 +155,8 @@ CallTimes multimem_behind(const Work& work, const Design& design, const LaunchCo
   const double begin = node.kernel_begin(node.enqueue(kH100.host_launch_us));
   const GemmRun run = run_gemm(grid_of(work, Flow::kStays, tile), begin, {}, {}, kH100);
   node.until(run.end_us);
-  node.kernel(kH100.peer_us);                  // tells the peers of the product
-  node.kernel(kH100.peer_us + kH100.seen_us);  // waits for theirs
+  node.kernel(kH100.peer_us);                  // tells the peers that the product is ready
+  node.kernel(kH100.peer_us + kH100.seen_us);  // waits for the peers' products
   node.kernel(multimem_us(work, static_cast<double>(work.result_bytes())));
   node.kernel(kH100.peer_us);  // the same for the sums
   node.kernel(kH100.peer_us + kH100.seen_us);
@@ -181,7 +181,7 @@ std::vector<double> parts_announced(const Work& work, const GemmGrid& grid, cons
   return announced;
 }
 
-// (j) with (e): on SMs of its own, a kernel adds up part after part, and copies what is added up.
+// (j) with (e): a kernel on separate SMs adds up part by part, and copies the sums out.
 CallTimes multimem_beside(const Work& work, const Design& design, LaunchConfig tile, Host host) {
   Node node(kH100, host);
   begin_call(node);
@@ -211,7 +211,7 @@ CallTimes multimem_beside(const Work& work, const Design& design, LaunchConfig t
     node.until(std::max(added, copies.free_us()));
   }
   node.until(run.end_us);
-  node.until(node.now() + kH100.event_us);  // of the stream that adds up
+  node.until(node.now() + kH100.event_us);  // event of the stream that adds up
   node.enqueue(2 * kH100.host_call_us);
   end_call(node);
   CallTimes times = times_of(node, run, tile);
@@ -226,16 +226,16 @@ CallTimes all_reduce(const Work& work, const Design& design, const LaunchConfig&
   }
   Node node(kH100, host);
   const Scatter scatter = run_scatter(node, work, design, tile);
-  // Each rank's rows reach every rank, its own included, through one multicast.
+  // Each rank's rows reach every rank, including itself, through one multicast.
   const auto received = static_cast<double>(work.result_bytes());
   const double sum_us =
       std::max(sum_traffic_us(work, kH100), us_of(received, kH100.multicast_gbps));
   sum_chunks(node, scatter, design, sum_us);
-  // What is stored here by all ranks' tiles and sums shares one way in.
+  // The stores of all ranks' tiles and sums share one link into this GPU.
   node.until(scatter.run.begin_us + us_of(scatter.run.departed_bytes, kH100.store_gbps) +
              us_of(received, kH100.multicast_gbps));
   node.kernel(kH100.peer_us);                  // raises the flags of the sums
-  node.kernel(kH100.peer_us + kH100.seen_us);  // waits for those of the peers
+  node.kernel(kH100.peer_us + kH100.seen_us);  // waits for the peers' flags
   if (!design.result_in_place) node.copy(work.result_bytes());
   end_call(node);
   CallTimes times = times_of(node, scatter.run, tile);

@@ -16,8 +16,8 @@ namespace {
 
 double d(int64_t value) { return static_cast<double>(value); }
 
-// What a rank sends in a gather or a scatter, and that it takes no less time than the link or the
-// tensor cores need for it.
+// Checks how much a rank sends in a gather or a scatter, and that the call takes at least the time
+// that the link or the tensor cores need.
 void expect_whole(const CallTimes& times, const Work& work, double sent, double gbps) {
   EXPECT_EQ(times.flops, 2 * d(work.m * work.n * work.k));
   EXPECT_NEAR(times.sent_bytes, sent, 1);
@@ -63,11 +63,11 @@ TEST(Calls, TakeLongerBehindAnIdleHost) {
 
 TEST(Sums, TakeTheWholeGpuOrWait) {
   const std::vector<double> free(132, 10);
-  // All SMs are free, and all chunks are there.
+  // All SMs are free, and all chunks have arrived.
   EXPECT_NEAR(sums_end_us({0, 0, 0, 0}, free, 5, kH100), 30, 1e-6);
   // The last chunk comes late.
   EXPECT_NEAR(sums_end_us({0, 0, 0, 50}, free, 5, kH100), 55 + kH100.seen_us, 1e-6);
-  // Half as many SMs as fill the HBM take twice as long.
+  // Half as many SMs as are needed to fill the HBM take twice as long.
   std::vector<double> few(132, 1e6);
   std::fill_n(few.begin(), static_cast<std::size_t>(kH100.sms_for_hbm / 2), 10);
   EXPECT_NEAR(sums_end_us({0}, few, 5, kH100), 20, 1e-6);
@@ -100,7 +100,7 @@ TEST(Choices, AreNearlyTheFastest) {
   }
 }
 
-// The configurations that csrc would choose are those with which calls are modelled.
+// Calls are modelled with the configurations that csrc would choose.
 TEST(Choices, AreThoseOfCsrc) {
   EXPECT_EQ(kernels::kNvlink.chunk_us, kH100.copy_us + kH100.write_value_us);
   const Work work{8192, 3584, 8192};

@@ -1,4 +1,4 @@
-// The tiles that a product may be cut into, and the grids of tiles that csrc/core makes of them.
+// The tiles that a product may be cut into, and the tile grids that csrc/core makes of them.
 #pragma once
 
 #include <vector>
@@ -10,10 +10,10 @@
 
 namespace axonn::times {
 
-// What best_config assumed of the L2 rate before (m), in bytes per cycle and SM.
+// The L2 rate that best_config assumed before (m), in bytes per cycle per SM.
 inline constexpr double kGuessedL2 = 64;
 
-// The last one stays, too, and is announced in parts.
+// kInParts also stays on this rank, and is announced in parts.
 enum class Flow { kStays, kArrives, kDeparts, kInParts };
 
 // The product as csrc/core describes it, on rank 0.
@@ -22,17 +22,17 @@ kernels::cuda::FusedGemm gemm_of(const Work& work, Flow flow);
 // The order of its tiles, by tile_grid (core/cuda/sm90/plans.h).
 GemmGrid grid_of(const Work& work, Flow flow, const kernels::LaunchConfig& config);
 
-// The tiles among which a call of this design chooses: what best_config answers, or with (g) all
-// that its kernel could have; or the design's own. Where rows depart, a chunk of them must be whole
-// clusters of tiles.
+// Returns the tiles that a call of this design may use: the one that best_config picks, or with (g)
+// all that its kernel could have; or the tiles that the design names. If rows depart, a chunk of
+// them must be whole clusters of tiles.
 std::vector<kernels::LaunchConfig> choices(const Work& work, const Design& design, Flow flow,
                                            const kernels::Link& link = kernels::kNvlink);
 
-// A tile on all SMs; it need not be one that is built.
+// Returns a tile that runs on all SMs; it need not be one that is built.
 kernels::LaunchConfig tile_of(int64_t block_m, int64_t block_n, int64_t cluster_m,
                               int64_t cluster_n, kernels::Schedule schedule);
 
-// The tiles among which a library is assumed to choose as well as can be.
+// The tiles from which a library is assumed to make the best choice.
 std::vector<kernels::LaunchConfig> library_tiles();
 
 }  // namespace axonn::times

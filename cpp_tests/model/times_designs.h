@@ -1,5 +1,5 @@
-// The ways to make the fused calls faster whose worth the model reckons, each a switch. A letter
-// names each in docs/kernel_model.md.
+// Optional changes that make the fused calls faster, one switch each; the model estimates their
+// gain. Their letters are those of docs/kernel_model.md.
 #pragma once
 
 #include <string>
@@ -10,10 +10,10 @@
 namespace axonn::times {
 
 struct Design {
-  bool announce_behind = false;  // (a) a tile is announced in front of the next one's stores
-  bool gemm_first = false;       // (b) the host enqueues the GEMM in front of the copies
+  bool announce_behind = false;  // (a) a tile is announced before the next tile's stores
+  bool gemm_first = false;       // (b) the host enqueues the GEMM before the copies
   bool write_values = false;     // (c) the copy queue writes flags itself, by cuStreamWriteValue32
-  bool own_in_place = false;     // (d) the own shard is read where it lies, not copied first
+  bool own_in_place = false;     // (d) this rank's shard is read in place, not copied first
   bool sums_early = false;       // (e) sums start as chunks arrive, on SMs that have no more tiles
   bool grouped = false;          // (f) one ncclGroup for all chunks of a shard
   bool more_tiles = false;       // (g) 64-row and pingpong tiles; the model chooses among all
@@ -22,11 +22,11 @@ struct Design {
   bool multimem = false;         // (j) an all-reduce by multimem.ld_reduce
   bool two_queues = false;       // (k) two copy engines push to two peers at a time
   bool result_in_place = false;  // (l) an all-reduce's result stays in the workspace
-  bool likely_l2 = false;        // (m) best_config reckons with the L2 rate of this model
+  bool likely_l2 = false;        // (m) best_config uses the L2 rate of this model
   bool device_flags = false;     // (o) flags are copied from this GPU's memory, not the host's
   bool informed = false;         // (p) best_config knows when rows arrive and leave
-  bool in_turns = false;  // (n) chunk after chunk leaves to every rank; SMs are kept for sums
-  std::vector<kernels::LaunchConfig> tiles{};  // if any: the fastest of these is taken, and known
+  bool in_turns = false;  // (n) rows leave chunk by chunk, to all ranks; some SMs are kept for sums
+  std::vector<kernels::LaunchConfig> tiles{};  // if not empty, the call uses the fastest of these
 };
 
 // A design's letter and how to switch it on.

@@ -22,11 +22,11 @@ double d(int64_t value) { return static_cast<double>(value); }
 
 double cycles_to_us(double cycles, const Rates& rates) { return cycles / rates.clock_ghz / 1e3; }
 
-// One cluster at its work. It is the unit of the order; its CTAs run in step.
+// A cluster at work. Clusters are the unit of the order; the CTAs of one run in step.
 struct Worker {
   uint32_t next;                         // index in the order
   double end = 0;                        // of the last tile
-  double left = 0;                       // when the last tile has arrived where it goes
+  double left = 0;                       // when the last tile has reached its destination
   std::vector<std::size_t> unannounced;  // records of the last tile
   bool started = false;
 };
@@ -34,7 +34,7 @@ struct Worker {
 // What happens next to a worker: it can begin a tile, or it has multiplied one.
 struct Event {
   double at;
-  uint64_t number;  // events of one time happen in the order in which they were made
+  uint64_t number;  // breaks ties: simultaneous events happen in the order of their creation
   std::size_t worker;
   bool multiplied;
   friend bool operator>(const Event& a, const Event& b) {
@@ -112,7 +112,7 @@ class Simulation {
     const double stored = ready + times_.epilogue_us;
     worker.left = record_tiles(worker, place, multiplied - times_.mainloop_us, stored);
     const bool pingpong = grid_.config.schedule == kernels::Schedule::kPingpong;
-    // In pingpong, a warpgroup announces its tile while the other one multiplies.
+    // With pingpong, a warpgroup announces its tile while the other one multiplies.
     const bool waits = departing_.port != nullptr && (pingpong || !departing_.announce_behind);
     if (waits || departing_.port == nullptr) announce(worker, worker.left);
     const double end = waits ? worker.left + rates_.announce_us : stored;
@@ -121,7 +121,7 @@ class Simulation {
     push(pingpong ? std::max(multiplied, end_before) : end, index, false);
   }
 
-  // Lists the tiles of a cluster and sends them where they go. Returns when they are there.
+  // Lists a cluster's tiles and sends them to their destination. Returns when they arrive there.
   double record_tiles(Worker& worker, const TileOrder::Place& place, double begun, double stored) {
     const LaunchConfig& config = grid_.config;
     const auto row = static_cast<int64_t>(grid_.along_columns ? place.across : place.along);
@@ -157,7 +157,7 @@ class Simulation {
     worker.unannounced.clear();
   }
 
-  // Returns when a worker has announced its last tile and ends.
+  // Returns when a worker has announced its last tile, and so ends.
   double finish(Worker& worker) {
     double end = worker.end;
     for (const std::size_t tile : worker.unannounced) {
@@ -193,7 +193,7 @@ TileTimes tile_times(const LaunchConfig& config, int64_t k, const Rates& rates) 
   const double row_bytes = d(config.block_k) * kElementBytes;
   const double tensor =
       2 * d(config.block_m * config.block_n * config.block_k) / rates.flops_per_cycle;
-  // wgmma reads A once, and all of B for every 64 rows.
+  // wgmma reads A once, and all of B again for every 64 rows.
   const double read =
       d(config.block_m + ceil_div(config.block_m, kWgmmaRows) * config.block_n) * row_bytes;
   const double shared = read / rates.shared_bytes_per_cycle;

@@ -25,7 +25,7 @@ struct GemmGrid {
   kernels::LaunchConfig config;
   kernels::TileOrder order;
   bool along_columns = false;
-  // With more than one, part after part of every batch takes its turn, not batch after batch.
+  // With more than one, every batch's first part comes first, then every batch's next part.
   uint32_t turns = 1;
   int64_t m = 0;  // of one batch
   int64_t n = 0;
@@ -38,17 +38,17 @@ kernels::TileOrder::Place place_of(const GemmGrid& grid, uint32_t index);
 // One CTA's tile. Tiles beyond the edge, which fill up a cluster, take time and are not listed.
 struct TileRecord {
   kernels::TileOrder::Place place;  // of its cluster
-  int64_t tile_m;                   // in its batch, counted in tiles
+  int64_t tile_m;                   // in its batch, in units of tiles
   double begin_us;                  // of the mainloop
-  double end_us;                    // of the epilogue; of the remote write, where there is one
-  double announced_us;              // when the flag's counter knows of it
+  double end_us;                    // of the epilogue, or of the remote write if there is one
+  double announced_us;              // when the flag's counter includes it
 };
 
 struct Departing {
-  int64_t own_batch = -1;        // whose tiles stay on this rank
-  bool announce_behind = false;  // a tile is announced in front of the next one's epilogue
-  Server* port = nullptr;        // the way out of this GPU
-  bool all_stay = false;         // no tile departs; they are announced as those that do
+  int64_t own_batch = -1;        // the batch whose tiles stay on this rank
+  bool announce_behind = false;  // a tile is announced before the next tile's epilogue
+  Server* port = nullptr;        // the outgoing link of this GPU
+  bool all_stay = false;         // no tile departs; all are announced like departing ones
 };
 
 struct GemmRun {
@@ -56,11 +56,11 @@ struct GemmRun {
   double end_us;                  // of the last tile, announced if it departs
   std::vector<TileRecord> tiles;  // in the order in which they end
   std::vector<double> free_us;    // when each CTA has no more tiles
-  double flops = 0;               // that are asked for
+  double flops = 0;               // useful work, without padding
   double departed_bytes = 0;
 };
 
-// Runs the grid from a time on. `arrival` says when a cluster's operands are there.
+// Runs the grid from `begin_us` on. `arrival` returns when a cluster's operands have arrived.
 using Arrival = std::function<double(const kernels::TileOrder::Place&)>;
 GemmRun run_gemm(const GemmGrid& grid, double begin_us, const Arrival& arrival,
                  const Departing& departing, const Rates& rates);

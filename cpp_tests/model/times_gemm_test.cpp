@@ -45,13 +45,13 @@ TEST(TileTimes, AreThoseOfTheScarcestResource) {
   EXPECT_NEAR(us(128, 256, 2), 1024 * cycle, 1e-9);                                  // tensor cores
   EXPECT_NEAR(us(128, 128, 2), 192 * 128 / kH100.l2_bytes_per_cycle * cycle, 1e-9);  // L2
   EXPECT_GT(us(128, 256, 1), us(128, 256, 2));
-  // A tile twice as deep takes twice as long.
+  // Twice the depth takes twice the time.
   const LaunchConfig tile{128, 256, 64, 4, 8, 4, 2, 1, 132};
   EXPECT_NEAR(tile_times(tile, 8192, kH100).mainloop_us,
               2 * tile_times(tile, 4096, kH100).mainloop_us, 1e-9);
 }
 
-// FP8 tiles of 128 bytes of K take as many cycles and bytes as these. Their ratio is published:
+// FP8 tiles with 128 bytes of K take as many cycles and bytes as these. Their ratio is published:
 // pytorch/FBGEMM#3617 has 1300 and 1480 TFLOP/s for 8192^3.
 TEST(TileTimes, SmallerTilesCostWhatIsPublished) {
   const Work work{8192, 8192, 8192};
@@ -111,7 +111,7 @@ TEST(RunGemm, WaitsForWhatArrives) {
   EXPECT_LE(run.end_us, 1e4 + free.end_us);
 }
 
-// Whatever leaves goes over one link, which carries nothing twice and one thing at a time.
+// All departing tiles share one link, which carries nothing twice and one tile at a time.
 TEST(RunGemm, DepartingBytesAreThoseOfTheOtherRanks) {
   for (const Work& work : {Work{4096, 8192, 3584}, Work{1024, 4096, 1376}}) {
     for (const bool behind : {false, true}) {

@@ -35,7 +35,7 @@ double hosts_gather_us(const Work& work, const Design& design, const Rates& rate
     network.serve(0, network_us(bytes, starts ? 1 : 0, rates));
     seen[static_cast<std::size_t>(plan.ordinal(index))] = network.free_us();
   }
-  if (design.grouped) {  // a group's chunks are there when all of it is
+  if (design.grouped) {  // the chunks of a group arrive when the whole group has
     for (int64_t chunk = plan.num_chunks() - 2; chunk >= plan.chunks_per_shard; --chunk) {
       const auto at = static_cast<std::size_t>(chunk);
       if ((chunk + 1) % plan.chunks_per_shard != 0) seen[at] = seen[at + 1];
@@ -62,7 +62,7 @@ double hosts_scatter_us(const Work& work, const Design& design, const Rates& rat
   const GemmGrid grid = grid_of(work, Flow::kDeparts, tile);
   const GemmRun run = run_gemm(grid, 2 * rates.kernel_us, {}, {}, rates);
   const int64_t chunks = gemm_of(work, Flow::kDeparts).departures.chunks_per_shard;
-  // Chunks of the other ranks' rows are finished one after the other, at the pace of the tiles.
+  // Chunks of the other ranks' rows are finished one after another, at the pace of the tiles.
   Server network;
   const int64_t parts = chunks * work.ranks;
   for (int64_t part = 1; part <= parts - chunks; ++part) {

@@ -13,13 +13,13 @@ double cublas_us(const Work& work, const Rates& rates) {
     const GemmRun run = run_gemm(grid_of(work, Flow::kStays, tile), 0, {}, {}, rates);
     best = std::min(best, run.end_us);
   }
-  // A small product is bounded by what it reads and writes at least once.
+  // A small product is bounded by the bytes that it must read and write at least once.
   const int64_t bytes =
       work.gathered_bytes() + work.result_bytes() + work.n * work.k * kElementBytes;
   return std::max(best, us_of(static_cast<double>(bytes), rates.hbm_gbps));
 }
 
-// A ring moves all but a rank's own part over each link. A reduce-scatter is a gather backwards.
+// Each link of a ring carries all but one rank's part. A reduce-scatter is a gather in reverse.
 double nccl_gather_us(int64_t bytes, int32_t ranks, const Rates& rates) {
   const double moved = static_cast<double>(bytes) * (ranks - 1) / ranks;
   return std::min(rates.nccl_small_us + us_of(moved, rates.nccl_small_gbps),

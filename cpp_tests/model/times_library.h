@@ -1,4 +1,4 @@
-// Modelled times of libraries: cuBLAS, NCCL, and the two one after the other.
+// Modelled times of libraries: cuBLAS, NCCL, and both in sequence.
 #pragma once
 
 #include "model/times_rates.h"
@@ -6,14 +6,14 @@
 
 namespace axonn::times {
 
-// The best of library_tiles, which a library is assumed to find.
+// Uses the best of library_tiles, which a library is assumed to find.
 double cublas_us(const Work& work, const Rates& rates = kH100);
 
-// Of the whole gathered (scattered, summed) tensor.
+// `bytes` is the size of the whole gathered (scattered, summed) tensor.
 double nccl_gather_us(int64_t bytes, int32_t ranks, const Rates& rates = kH100);
 double nccl_sum_us(int64_t bytes, const Rates& rates = kH100);
 
-// The collective and the product, one behind the other, from one call to the next.
+// The collective and the product in sequence, from one call to the next.
 double library_gather_us(const Work& work, const Rates& rates = kH100);
 double library_scatter_us(const Work& work, const Rates& rates = kH100);
 double library_sum_us(const Work& work, const Rates& rates = kH100);

@@ -1,5 +1,5 @@
-// One rank of a node while a call runs: its host, its compute stream, its copy engines and its way
-// out. All ranks do the same at the same time, so no other one is modelled.
+// One rank of a node during a call: its host, its compute stream, its copy engines and its outgoing
+// link. All ranks do the same at the same time, so no other rank is modelled.
 #pragma once
 
 #include <algorithm>
@@ -11,11 +11,11 @@
 
 namespace axonn::times {
 
-// Whether calls follow each other so closely that the host has enqueued all of a call before the
-// one in front of it ends, or a call finds the host and the GPU idle.
+// Whether calls follow each other so closely that the host has enqueued an entire call before the
+// previous one ends, or a call finds the host and the GPU idle.
 enum class Host { kAhead, kIdle };
 
-// How a flag is raised behind a copy.
+// How a flag is raised after a copy.
 enum class Raise { kHostWord, kDeviceWord, kWrittenValue };
 
 class Node {
@@ -25,20 +25,20 @@ class Node {
 
   const Rates& rates() const { return rates_; }
   Server& out() { return out_; }
-  double now() const { return compute_us_; }  // the end of what is on the compute stream
+  double now() const { return compute_us_; }  // when the compute stream's work ends
   double host_us() const { return host_queue_.busy_us(); }
 
-  // The host spends so long. Returns when what it enqueues by that can start.
+  // Keeps the host busy for `for_us`. Returns when the work that it enqueues by then can start.
   double enqueue(double for_us) {
     const Interval spent = host_queue_.serve(0, for_us);
     return host_ == Host::kAhead ? 0 : spent.end;
   }
 
-  // Returns when a kernel that is enqueued at a time begins.
+  // Returns when a kernel begins that is enqueued at `enqueued_us`.
   double kernel_begin(double enqueued_us) const {
     return std::max(compute_us_, enqueued_us) + rates_.kernel_us;
   }
-  // Runs a kernel, or whatever else the compute stream has, to a time.
+  // Runs a kernel, or other work of the compute stream, until `end_us`.
   void until(double end_us) { compute_us_ = std::max(compute_us_, end_us); }
   void kernel(double for_us) { until(kernel_begin(enqueue(rates_.host_launch_us)) + for_us); }
 

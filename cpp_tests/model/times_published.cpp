@@ -9,7 +9,7 @@ namespace {
 
 constexpr int64_t kMiB = 1 << 20;
 
-// A tensor of so many MiB, as a work whose result or operand it is.
+// A Work whose gathered operand and whose result are tensors of `mib` MiB.
 constexpr Work tensor(int64_t mib) { return {mib * kMiB / 2 / 1024, 1024, 1024, 8}; }
 
 std::vector<Published> all_published() {
@@ -43,8 +43,8 @@ std::vector<Published> all_published() {
       {Timed::kSum, tensor(64), 316, vllm},
       {Timed::kSum, tensor(128), 561, vllm},
   };
-  // The features of the gather are not in the report. 8192 are gathered, and 57344 / 8 go out: by
-  // them alone the product takes what the report leaves to it, at the rate of its reduce-scatters.
+  // The report omits the features of the gather. 8192 in and 57344 / 8 out are inferred: only they
+  // let the product take the time that the report leaves it, at the rate of its reduce-scatters.
   struct Row {
     int64_t m;
     double torch_gather, flux_gather, torch_scatter, flux_scatter;
@@ -115,8 +115,8 @@ double modelled_us(const Published& entry) {
     case Timed::kLibraryScatter:
       return library_scatter_us(work);
     case Timed::kFluxGather:
-      // Its flags are written by cuStreamWriteValue32. It is assumed to take the tile that is best
-      // for the product alone.
+      // Its flags are written by cuStreamWriteValue32. It is assumed to use the tile that is best
+      // for the product by itself.
       return all_gather_gemm(work, with("cm")).us();
     case Timed::kFluxScatter:
       return gemm_reduce_scatter(work, with("m")).us();

@@ -1,4 +1,4 @@
-// Times that others have published, and what the model says of them.
+// Times that others have published, and the model's predictions of them.
 #pragma once
 
 #include <cstdint>
@@ -11,9 +11,9 @@ namespace axonn::times {
 
 enum class Timed {
   kProduct,         // by cuBLAS
-  kTiles,           // by a kernel of given tiles
+  kTiles,           // by a kernel with given tiles
   kGather,          // by NCCL, of m x n elements; a reduce-scatter takes as long
-  kSum,             // by NCCL, likewise
+  kSum,             // by NCCL, also of m x n elements
   kLibraryGather,   // NCCL's all-gather, then cuBLAS
   kLibraryScatter,  // cuBLAS, then NCCL's reduce-scatter
   kFluxGather,      // Flux, whose GEMM waits for copies as ours does
@@ -38,7 +38,7 @@ struct Published {
 const char* name_of(Timed timed);
 const std::vector<Published>& published();
 double modelled_us(const Published& entry);
-// Returns modelled over published time, less one.
+// Returns modelled over published time, minus one.
 double error_of(const Published& entry);
 
 }  // namespace axonn::times

@@ -13,8 +13,8 @@ struct Bounds {
   double high;
 };
 
-// How far the model may be off. The aim is 15 %. Two kinds miss it: eight small products at once,
-// and Flux's reduce-scatter, whose stores reach a third of the rate that is assumed here.
+// How far off the model may be. The aim is 15 %. Two kinds miss it: eight small products at once,
+// and Flux's reduce-scatter, whose stores reach a third of the rate assumed here.
 TEST(Published, IsWhatTheModelSays) {
   const std::map<Timed, Bounds> allowed = {
       {Timed::kProduct, {-0.2, 0.06}},        {Timed::kTiles, {-0.03, 0.08}},

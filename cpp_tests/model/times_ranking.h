@@ -13,9 +13,9 @@ namespace axonn::times {
 enum class Call { kGather, kScatter, kSum, kBoth, kHostsGather, kHostsScatter };
 const char* name_of(Call call);
 
-// Modelled microseconds of a call for each published layer and number of rows, in one order.
+// Modelled microseconds of a call for each published layer and number of rows, in a fixed order.
 std::vector<double> modelled(Call call, const Design& design);
-// The same of the libraries.
+// The same for the libraries.
 std::vector<double> modelled_libraries(Call call);
 
 // A letter, the call that it changes, and the design that it is added to.
@@ -26,7 +26,7 @@ struct Step {
 };
 const std::vector<Step>& steps();
 
-// What the design takes of the libraries' time, as a speed-up: the median and the least.
+// Speed-up of the design over the libraries: the median and the smallest.
 struct Speedup {
   double median;
   double worst;

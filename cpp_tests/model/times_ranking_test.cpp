@@ -26,13 +26,13 @@ TEST(Ranking, HasEveryLetterWithTimesBeforeAndAfter) {
   for (const Letter& each : kLetters) EXPECT_TRUE(ranked.count(each.letter)) << each.letter;
 }
 
-// Of (j), only what is added up beside the GEMM is worth it, which (e) stands for.
+// (j) is worth it only with (e), where the sums run next to the GEMM.
 bool is_behind_the_gemm(const Step& step) {
   return step.letter == 'j' && step.on_top_of.find('e') == std::string::npos;
 }
 
-// What docs/kernel_model.md says of the letters that are worth the work: none but (p) makes a layer
-// slower, for its costs are rougher than this model, and each makes some layer clearly faster.
+// As docs/kernel_model.md says of the worthwhile letters: only (p) makes any layer slower, since
+// its costs are rougher than this model, and each makes some layer clearly faster.
 TEST(Ranking, WhatIsWorthItMakesNothingSlowerThanSaid) {
   const std::map<char, double> some = {{'m', 1.08}, {'o', 1.05}, {'c', 1.15}, {'g', 1.04},
                                        {'a', 1.04}, {'e', 1.04}, {'l', 1.1},  {'h', 1.25},

@@ -1,6 +1,6 @@
-// The rates and latencies with which the model of kernel times reckons: those of an H100 SXM and of
-// NVLink 4 in a node of eight. Each names its source, or is an assumption. docs/kernel_model.md
-// tells how they are used. What the choice of a tile needs as well comes from launch_config.h.
+// The rates and latencies that the model of kernel times uses: those of an H100 SXM and of NVLink 4
+// in a node of eight. Each names its source or is an assumption. docs/kernel_model.md says how they
+// are used. Those that the choice of a tile needs as well come from launch_config.h.
 #pragma once
 
 #include <vector>
@@ -14,7 +14,7 @@ struct Quantity {
   double value;
   const char* unit;
   bool assumed;        // no published measurement of it was found
-  const char* source;  // where assumed: why it is about so much
+  const char* source;  // if assumed: why the value is plausible
 
   constexpr operator double() const { return value; }
 };
@@ -99,7 +99,7 @@ struct Rates {
 inline constexpr Rates kH100{};
 inline constexpr int kNumSms = kernels::kSm90.num_sms;
 
-// Returns all of them, to be printed.
+// Returns all quantities, for printing.
 inline std::vector<Quantity> all(const Rates& r) {
   return {r.clock_ghz,
           r.flops_per_cycle,
@@ -136,7 +136,7 @@ inline std::vector<Quantity> all(const Rates& r) {
           r.network_gbps};
 }
 
-// Returns the microseconds that so many bytes take.
+// Returns the time in microseconds that `bytes` take.
 constexpr double us_of(double bytes, double gbps) { return bytes / gbps / 1e3; }
 
 }  // namespace axonn::times

@@ -1,4 +1,4 @@
-// Things that serve one request after the other, and when they do.
+// Servers of one request at a time, and when each request is served.
 #pragma once
 
 #include <algorithm>
@@ -10,11 +10,11 @@ struct Interval {
   double end;
 };
 
-// A direction of a link, a copy engine, or a thread of the host. Requests come in the order in
-// which they are served.
+// One direction of a link, a copy engine, or a host thread. Requests are served in the order in
+// which they are made.
 class Server {
  public:
-  // Serves a request that is ready at a time and keeps the server for so long.
+  // Serves a request that is ready at `ready_us` and occupies the server for `for_us`.
   Interval serve(double ready_us, double for_us) {
     const double begin = std::max(ready_us, free_us_);
     free_us_ = begin + for_us;

@@ -20,7 +20,7 @@ struct Work {
   int64_t result_bytes() const { return m * n * kElementBytes; }
 };
 
-// The layers that Flux and Triton-distributed publish: out and in features, on all ranks together.
+// The layers that Flux and Triton-distributed publish: out and in features, over all ranks.
 struct Layer {
   int64_t n;
   int64_t k;
@@ -37,7 +37,7 @@ inline std::vector<Work> gathers(int32_t ranks = 8) {
   return result;
 }
 
-// The transposed layers: the features that go in are divided.
+// The transposed layers, whose input features are divided among the ranks.
 inline std::vector<Work> scatters(int32_t ranks = 8) {
   std::vector<Work> result;
   for (const Layer& layer : kLayers) {

@@ -13,7 +13,7 @@
 namespace axonn::kernels {
 namespace {
 
-// Around torch's vectors, and the blocks of 64 elements.
+// Sizes around torch's vectors and the blocks of 64 elements.
 constexpr int64_t kSizes[] = {0, 1, 3, 7, 8, 9, 63, 64, 65, 129, 1003};
 constexpr Products kBoth[] = {Products::kRounded, Products::kFused};
 
@@ -43,7 +43,7 @@ Master<E> widen(E value) {
   }
 }
 
-// Tensors of normal numbers of very different magnitudes.
+// Normally distributed tensors of very different magnitudes.
 template <typename E>
 struct Tensors {
   std::vector<E> gradient, weight;
@@ -87,7 +87,7 @@ AdamWNumbers numbers(Products products, double beta1 = 0.9) {
   return AdamWNumbers::of(1e-2, beta1, 0.95, 1e-8, 0.1, 0.37, 3, products);
 }
 
-// One element after the other, as torch's kernel has it: see adamw.h.
+// Updates one element after the other, as torch's kernel does; see adamw.h.
 template <typename E>
 void expected_update(Tensors<E>& t, const AdamWNumbers& n) {
   using T = Master<E>;

@@ -16,7 +16,7 @@ BlockLayout layout_of(const Sizes& full, const Sizes& offsets, const Sizes& size
                          static_cast<int64_t>(full.size()));
 }
 
-// Index in the whole tensor of every element of the block, by the layout.
+// Index in the whole tensor of each element of the block, from the layout.
 Sizes by_layout(const BlockLayout& layout) {
   Sizes indices;
   for (int64_t row = 0; row < layout.rows && layout.columns > 0; ++row) {
@@ -25,7 +25,7 @@ Sizes by_layout(const BlockLayout& layout) {
   return indices;
 }
 
-// The same by the definition.
+// The same, from the definition.
 Sizes by_definition(const Sizes& full, const Sizes& offsets, const Sizes& sizes) {
   int64_t count = 1;
   for (const int64_t size : sizes) count *= size;

@@ -15,7 +15,7 @@ namespace {
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 constexpr DataType kDataTypes[] = {DataType::kFloat32, DataType::kFloat64, DataType::kBFloat16,
                                    DataType::kFloat16};
-// Around the sixteen lanes and the blocks of 2048 columns.
+// Sizes around the sixteen lanes and the blocks of 2048 columns.
 constexpr int64_t kColumns[] = {1, 2, 15, 16, 17, 31, 33, 2047, 2048, 2049, 5003};
 
 struct Row {
@@ -29,7 +29,7 @@ struct Row {
   int64_t columns() const { return static_cast<int64_t>(bytes.size()) / size_of(dtype); }
   double at(int64_t column) const { return logit_at(bytes.data(), column, dtype); }
   RowStatistics scan() const { return scan_logits(bytes.data(), columns(), dtype); }
-  double step() const {  // half the distance of neighbours, relatively
+  double step() const {  // half the relative distance between neighbors
     return dtype == DataType::kFloat64    ? 0x1p-53
            : dtype == DataType::kFloat32  ? 0x1p-24
            : dtype == DataType::kBFloat16 ? 0x1p-8
@@ -59,7 +59,7 @@ std::vector<double> draw(int64_t columns, double scale) {
   return values;
 }
 
-// Top and sum, the latter in double.
+// Maximum and sum, the latter in double.
 RowStatistics reference(const Row& row) {
   double top = -kInfinity, sum = 0;
   for (int64_t c = 0; c < row.columns(); ++c) top = std::max(top, row.at(c));
@@ -76,7 +76,7 @@ TEST(CrossEntropy, StatisticsEqualThoseInDouble) {
         const Row row(values, dtype);
         const auto got = row.scan(), want = reference(row);
         EXPECT_EQ(got.top, want.top);
-        // An exponential errs by some two units, and sums of a block by a few more.
+        // An exponential is off by about two units, and sums of a block by a few more.
         EXPECT_NEAR(got.sum / want.sum, 1, 10 * row.unit()) << name_of(dtype) << " " << columns;
       }
     }
@@ -135,7 +135,7 @@ TEST(CrossEntropy, RowsWithoutNumbers) {
 
 TEST(CrossEntropy, EveryNumberOf16BitsIsReadAndWrittenAsItIsConverted) {
   for (const auto dtype : {DataType::kBFloat16, DataType::kFloat16}) {
-    // The gradient of a row [top, ..., top] is its scale: each float that is a multiple of it.
+    // With a sum of 1, the gradient of a row [top, ..., top] is the scale, which is any float.
     std::mt19937_64 rng(7);
     for (int i = 0; i < 2000; ++i) {
       const auto scale = std::ldexp(static_cast<double>(rng() % (1 << 24)) * 0x1p-24,
@@ -145,7 +145,7 @@ TEST(CrossEntropy, EveryNumberOf16BitsIsReadAndWrittenAsItIsConverted) {
       const auto wanted = Row({scale}, dtype).at(0);
       EXPECT_EQ(row.at(3), wanted) << name_of(dtype) << " " << scale;
     }
-    // exp(x - x) = 1 for each finite x, negative, subnormal or large.
+    // exp(x - x) = 1 for every finite x, be it negative, subnormal or large.
     for (uint32_t bits = 0; bits < 0x10000; ++bits) {
       const auto half = static_cast<uint16_t>(bits);
       Row row(std::vector<double>(16, 0.0), dtype);

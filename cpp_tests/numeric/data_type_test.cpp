@@ -11,13 +11,13 @@ namespace axonn::kernels {
 namespace {
 
 double value_of(uint16_t bits) {
-  if ((bits & 0x7FFF) == 0x7F80) return bits >> 15 ? -0x1p128 : 0x1p128;  // where it would go on
+  if ((bits & 0x7FFF) == 0x7F80) return bits >> 15 ? -0x1p128 : 0x1p128;  // next after the max
   return std::bit_cast<float>(static_cast<uint32_t>(bits) << 16);
 }
 
-// Nearest of the two neighbours by distance in double, where all of it is exact; ties to even.
+// The nearer of the two neighbors, by distances that are exact in double; ties to even.
 uint16_t round_by_distance(float value) {
-  const auto below = static_cast<uint16_t>(std::bit_cast<uint32_t>(value) >> 16);  // towards zero
+  const auto below = static_cast<uint16_t>(std::bit_cast<uint32_t>(value) >> 16);  // toward zero
   const auto above = static_cast<uint16_t>(below + 1);
   const double to_below = std::abs(value - value_of(below));
   const double to_above = std::abs(value_of(above) - value);
@@ -27,7 +27,7 @@ uint16_t round_by_distance(float value) {
 
 TEST(BFloat16, RoundsToNearestEven) {
   for (uint32_t upper = 0; upper <= 0xFFFF; ++upper) {
-    if ((upper & 0x7F80) == 0x7F80) continue;  // infinities and NaNs: below
+    if ((upper & 0x7F80) == 0x7F80) continue;  // infinities and NaNs are tested below
     for (const uint32_t lower : {0x0u, 0x1u, 0x7FFFu, 0x8000u, 0x8001u, 0xFFFFu}) {
       const auto value = std::bit_cast<float>(upper << 16 | lower);
       ASSERT_EQ(BFloat16::from_float(value).bits, round_by_distance(value))
@@ -55,8 +55,8 @@ TEST(BFloat16, InfinitiesAndOverflow) {
   EXPECT_EQ(BFloat16::from_float(std::bit_cast<float>(0x7F7F7FFFu)).bits, 0x7F7F);
 }
 
-// A NaN whose payload is in the lower half alone must not turn into an infinity, nor the largest
-// one wrap around to a zero.
+// A NaN with a payload only in its lower half must not become an infinity, and the largest one must
+// not wrap around to zero.
 TEST(BFloat16, ANaNStaysOne) {
   for (const uint32_t bits : {0x7FC00000u, 0x7F800001u, 0x7FFFFFFFu, 0xFF800001u, 0xFFFFFFFFu}) {
     EXPECT_TRUE(std::isnan(BFloat16::from_float(std::bit_cast<float>(bits)).to_float()))
@@ -72,7 +72,7 @@ TEST(DataType, Sizes) {
   static_assert(sizeof(BFloat16) == 2);
 }
 
-// Against the processor's own conversion, where the compiler has the type.
+// Against the processor's own conversion, if the compiler has the type.
 #if defined(__FLT16_MAX__)
 uint16_t bits_by_hardware(float value) {
   const auto half = static_cast<_Float16>(value);
@@ -94,7 +94,7 @@ TEST(Float16, EveryHalfSurvivesTheWayThroughFloat) {
 }
 
 TEST(Float16, RoundsAsTheProcessorDoes) {
-  // A prime step visits every exponent and all kinds of mantissas; both signs follow from the bit.
+  // A prime step visits every exponent and all kinds of mantissas, with both signs.
   for (uint64_t word = 0; word <= 0xFFFFFFFFu; word += 104729) {
     const float value = std::bit_cast<float>(static_cast<uint32_t>(word));
     if (std::isnan(value)) continue;

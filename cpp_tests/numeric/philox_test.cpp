@@ -52,10 +52,10 @@ TEST(Philox, HashOfNames) {
   EXPECT_EQ(hash_name(""), 0xcbf29ce484222325u);
   EXPECT_EQ(hash_name("a"), 0xaf63dc4c8601ec8cu);
   EXPECT_EQ(hash_name("foobar"), 0x85944171f73967e8u);
-  EXPECT_NE(hash_name("\xff"), hash_name("\x7f"));  // bytes, whatever the sign of char
+  EXPECT_NE(hash_name("\xff"), hash_name("\x7f"));  // bytes, whether or not char is signed
 }
 
-// The definition, in double: element i is lane i % 4 of counter i / 4. Pins which element gets
+// The definition, in double: element i is lane i % 4 of counter i / 4. Pins down which element gets
 // which number, also beyond 2^32 counters.
 TEST(Philox, ElementsAreWhereTheDefinitionPutsThem) {
   const RandomStream stream{0x0123456789abcdefu, hash_name("w"), Distribution::kNormal, 0.5f, 2.0f};
@@ -72,13 +72,13 @@ TEST(Philox, ElementsAreWhereTheDefinitionPutsThem) {
     const double radius = std::sqrt(-2 * std::log((words[pair] + 1.0) / 4294967296.0));
     const double angle = kTwoPi * (words[pair + 1] / 4294967296.0);
     const double expected = 0.5 + 2.0 * radius * (index % 2 ? std::sin(angle) : std::cos(angle));
-    // Round-off of fp32: the angle, up to 2 pi, is off by 2^-22, times a radius of at most 6.7 and
-    // the deviation of 2; the rest is smaller.
+    // fp32 round-off: the angle, up to 2 pi, is off by 2^-22, times a radius of at most 6.7 and the
+    // deviation of 2; the rest is smaller.
     EXPECT_NEAR(draw(index, 1, stream)[0], expected, 2 * 6.7 * 0x1p-21) << index;
   }
 }
 
-// The property that makes weights equal on every grid.
+// This property makes weights equal on every grid.
 TEST(Philox, AnySplitOfARangeGivesTheSameBits) {
   constexpr int64_t kCount = 103;
   for (const auto& stream : {normal(), uniform(-2.0f, 3.0f)}) {
@@ -125,8 +125,8 @@ double fraction_where(const std::vector<float>& values, bool (*predicate)(float)
   return static_cast<double>(count) / static_cast<double>(values.size());
 }
 
-// Bounds: 5 standard deviations of the estimate, which a right generator exceeds for one seed in
-// 2 million; the seed is fixed, so the test does not flicker.
+// Bounds: 5 standard deviations of the estimate, which a correct generator exceeds for one seed in
+// 2 million; the seed is fixed, so the test is not flaky.
 TEST(Philox, MomentsOfTheNormalDistribution) {
   constexpr int64_t kCount = 1 << 19;
   const double n = kCount;
@@ -158,8 +158,8 @@ TEST(Philox, MomentsOfTheNormalDistribution) {
   expect_fraction(0.0026998, [](float z) { return std::abs(z) > 3; });
 }
 
-// The two numbers of a Box-Muller pair, and neighbours of two pairs. Var of a product is 1, for
-// squares (z^2 - 1)(w^2 - 1) it is 4; again 5 standard deviations.
+// The two numbers of a Box-Muller pair, and neighbors from two pairs. The variance of a product is
+// 1, and that of the squares' (z^2 - 1)(w^2 - 1) is 4; again 5 standard deviations.
 TEST(Philox, NeighboursAreUncorrelated) {
   constexpr int64_t kCount = 1 << 18;
   const auto values = draw(0, kCount, normal(5));
@@ -194,7 +194,7 @@ TEST(Philox, TheUniformDistribution) {
   EXPECT_NEAR(variance, 1.0 / 12, 5 * std::sqrt(1.0 / 180 / n));  // Var((u - 1/2)^2) = 1/180
   double chi_squared = 0;
   for (const double bin : bins) chi_squared += (bin - n / kBins) * (bin - n / kBins) / (n / kBins);
-  // Mean and variance of chi^2 are the degrees of freedom, and twice that.
+  // chi^2 has the degrees of freedom as its mean, and twice that as its variance.
   EXPECT_NEAR(chi_squared, kBins - 1, 5 * std::sqrt(2.0 * (kBins - 1)));
 }
 

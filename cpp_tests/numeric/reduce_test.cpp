@@ -35,7 +35,7 @@ T narrow(Wide value) {
   }
 }
 
-// Magnitudes over 60 binades: the order of additions shows in the bits.
+// Magnitudes span 60 binades, so the order of additions shows in the bits.
 template <typename T>
 T random_value(std::mt19937_64& rng) {
   if constexpr (std::is_same_v<T, int64_t>) {
@@ -66,7 +66,7 @@ Slots<T> random_slots(int64_t num_sources, int64_t count, uint64_t seed) {
   return slots;
 }
 
-// A plain loop over ranks, in their order.
+// A plain loop over ranks, in rank order.
 template <typename T>
 std::vector<T> reference(const Slots<T>& slots, ReduceOp op) {
   std::vector<T> result;
@@ -108,7 +108,7 @@ class ReduceSlots : public ::testing::Test {};
 using DataTypes = ::testing::Types<float, double, BFloat16, int64_t>;
 TYPED_TEST_SUITE(ReduceSlots, DataTypes);
 
-// Around the edge of a block of accumulators (1024).
+// Counts around the edge of a block of accumulators (1024).
 constexpr int64_t kCounts[] = {0, 1, 7, 1023, 1024, 1025, 4097};
 
 TYPED_TEST(ReduceSlots, EqualsAPlainLoopInRankOrder) {
@@ -125,7 +125,7 @@ TYPED_TEST(ReduceSlots, EqualsAPlainLoopInRankOrder) {
   }
 }
 
-// Makes sure that the test above can tell: another order gives other bits.
+// Makes sure that the test above can fail: another order gives other bits.
 TEST(ReduceSlotsOrder, ShowsInTheBits) {
   auto slots = random_slots<float>(8, 1000, 3);
   const auto forward = reference(slots, ReduceOp::kSum);
@@ -144,7 +144,7 @@ TYPED_TEST(ReduceSlots, DestinationMayBeAnyOfTheSources) {
   }
 }
 
-// Slots of uneven parts start anywhere, and other ranks' results are their neighbours.
+// Slots of uneven parts start at any address, next to the results of other ranks.
 TYPED_TEST(ReduceSlots, UnalignedSlotsAndNothingBesideThem) {
   constexpr int64_t kCount = 1500;
   auto slots = random_slots<TypeParam>(3, kCount + 2, 9);
@@ -193,7 +193,7 @@ TYPED_TEST(ReduceSlots, MaximumOfNegativesAndInfinities) {
   }
 }
 
-// 2^8 + 1 is no bf16: were the sum rounded after each source, seven ones would be lost.
+// bf16 cannot represent 2^8 + 1: rounding after each source would lose seven ones.
 TEST(ReduceSlotsBFloat16, AccumulatesInFloat) {
   Slots<BFloat16> slots(8, {BFloat16::from_float(1.0f)});
   slots[0][0] = BFloat16::from_float(256.0f);
@@ -202,8 +202,8 @@ TEST(ReduceSlotsBFloat16, AccumulatesInFloat) {
   EXPECT_EQ(result[0].to_float(), 264.0f);  // 263, rounded once to a multiple of 2, ties to even
 }
 
-// Sources of different magnitude, a NaN, infinities and subnormals, summed in float and rounded
-// once: against the same in double, whose sum of two floats is exact enough to round right.
+// Subnormals, infinities of both signs, overflow and negative zeros, summed in float and rounded
+// once to bfloat16.
 TEST(ReduceSlotsBFloat16, SpecialValues) {
   const auto bits = [](uint16_t value) { return BFloat16{value}; };
   const Slots<BFloat16> slots = {

@@ -42,7 +42,7 @@ TEST(ExecutionOrder, PredictsTheRestOfAStepThatItHasSeen) {
   run(order, step);
   for (size_t i = 0; i < step.size(); ++i) {
     order.use(step[i]);
-    // The first step was one use only; the second is the latest that began like this one.
+    // The first step had only one use; the second is the latest one that began like this.
     ASSERT_EQ(std::vector<Use>(order.predicted().begin(), order.predicted().end()),
               std::vector<Use>(step.begin() + i + 1, step.end()));
   }
@@ -63,7 +63,7 @@ TEST(ExecutionOrder, ADivergedStepIsSilentUntilItsEndAndKnownFromThenOn) {
   order.end_step();
   run(order, second);
   EXPECT_EQ(order.num_mispredictions(), 1) << "the same change was mispredicted twice";
-  // Back to the first: one misprediction, at once corrected by what is remembered.
+  // Back to the first order: one misprediction, corrected at once from memory.
   order.use(first[0]);
   order.use(first[1]);
   EXPECT_EQ(order.num_mispredictions(), 2);
@@ -81,7 +81,7 @@ TEST(ExecutionOrder, APassOfInferenceEndsWhereTheNextBegins) {
       EXPECT_EQ(std::vector<Use>(order.predicted().begin(), order.predicted().end()), rest);
     }
   }
-  // A table that is used again at the end, as the head's weight.
+  // A table that is used again at the end, as the weight of the head.
   ExecutionOrder tied;
   for (int i = 0; i < 5; ++i) {
     for (const int64_t weight : {0, 1, 2, 0}) tied.use({weight, kI});
@@ -124,7 +124,7 @@ TEST(ExecutionOrder, RemembersAsManyOrdersAsAskedFor) {
   EXPECT_FALSE(knows(2)) << "the one that was longest ago";
 }
 
-// Carries out what a plan decides and checks that it may be done.
+// Carries out the actions of a plan, and checks that they are allowed.
 struct Executor {
   GatherPlan& plan;
   std::vector<int64_t> sizes;
@@ -190,7 +190,7 @@ TEST(GatherPlan, KeepsForBackwardWhatTheBudgetAllows) {
     run.step(step_of(8));
     run.gathers.clear();
     run.step(step_of(8));
-    // What forward leaves is as many weights as fit; the rest is gathered again.
+    // Forward leaves as many weights as fit; the others are gathered again.
     const auto kept = std::min<int64_t>(8, budget / 10);
     EXPECT_EQ(run.gathers.size(), 16u - kept) << "budget " << budget;
     EXPECT_LE(run.peak, budget);
@@ -250,7 +250,7 @@ TEST(GatherPlan, AWeightStaysUntilItsLastUserReleasesIt) {
   }
 }
 
-// Forwards and backwards of micro-batches, in another order in each step.
+// Forward and backward passes of micro-batches, in another order in each step.
 TEST(GatherPlan, PassesInAnyOrderArePredicted) {
   for (const int64_t budget : {30, 1000}) {
     GatherPlan plan(1, budget);
@@ -275,9 +275,9 @@ TEST(GatherPlan, PassesInAnyOrderArePredicted) {
       ASSERT_TRUE(run.gathered.empty());
     }
     EXPECT_EQ(plan.order().num_mispredictions(), 0);
-    // All but the first weight of a pass is there before its use, once both passes are known.
+    // Once both passes are known, all but a pass's first weight are there before their use.
     EXPECT_GE(num_ahead, 5 * (num_passes - 2)) << "budget " << budget;
-    // With room for all, each is gathered once in a step.
+    // With room for all weights, each is gathered once per step.
     if (budget == 1000) {
       EXPECT_EQ(run.gathers.size(), 20u * 6u);
     }
@@ -340,7 +340,7 @@ TEST(Lanes, TellExposedFromHidden) {
   });
   EXPECT_THROW(lanes.retire(lane, first, Lanes::now()), std::logic_error);
   network.join();
-  // Nobody waited for the first; the second is waited for, for 5 ms.
+  // Nobody waited for the first task; the wait for the second one takes 5 ms.
   lanes.retire(lane, first, Lanes::now());
   const double from = Lanes::now();
   std::this_thread::sleep_for(milliseconds(5));
@@ -365,7 +365,7 @@ TEST(Lanes, CountWhatADeviceHasMeasured) {
   const auto first = lanes.submit(lane, "first", 10), second = lanes.submit(lane, "second", 20);
   const Times times{.submitted = 1.0, .finished = 3.0, .waited_from = 2.5, .waited_to = 3.0};
   lanes.retire_measured(lane, first, times);
-  // Given to the device while the first ran; nobody had to wait.
+  // Given to the device while the first task ran; nobody had to wait.
   lanes.retire_measured(lane, second, {2.0, 3.5, 4.0, 4.0});
   const auto totals = lanes.totals(lane);
   EXPECT_EQ(totals.num_tasks, 2);

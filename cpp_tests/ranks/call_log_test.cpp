@@ -24,7 +24,7 @@ CallLogOptions log_options(int64_t rank, int64_t size, bool compare,
   return options;
 }
 
-// What each rank's thread threw, or "".
+// The error that each rank's thread threw, or "".
 std::vector<std::string> on_ranks(int64_t size, const std::function<void(int64_t)>& body) {
   std::vector<std::string> errors(static_cast<size_t>(size));
   std::vector<std::thread> threads;
@@ -129,7 +129,7 @@ TEST(CallLog, ARankThatStaysAwayIsNamed) {
 TEST(CallLog, AFailureElsewhereEndsTheWait) {
   testing::InMemoryStore store;
   const auto errors = on_ranks(2, [&](int64_t rank) {
-    if (rank == 1) return;  // has failed on another axis
+    if (rank == 1) return;  // it has failed on another axis
     CallLog log(log_options(rank, 2, true, std::chrono::seconds(300)), store);
     log.announce("all_gather");
     int64_t checks = 0;
@@ -140,7 +140,7 @@ TEST(CallLog, AFailureElsewhereEndsTheWait) {
   EXPECT_EQ(errors, (std::vector<std::string>{"rank 10 has failed", ""}));
 }
 
-// Ranks with a watch each. A call of theirs is done once `done` says so.
+// A rank with its own watchdog. Its calls are done once `done` is true.
 struct WatchedRank {
   WatchedRank(
       int64_t rank, int64_t size, KeyValueStore& store, std::chrono::duration<double> timeout,
@@ -189,8 +189,8 @@ TEST(Watchdog, CallsThatAreDoneAreNoFailure) {
   EXPECT_EQ(rank.aborts, 0);
 }
 
-// The time of a call begins when the one in front of it is done. A busy machine may take that time
-// between two looks at the clock, but not again and again.
+// A call's time starts when the previous call is done. A busy machine may take that long between
+// two looks at the clock, but not every time.
 TEST(WatchedCalls, ACallIsNotLateForTheTimeOfTheOneInFrontOfIt) {
   testing::InMemoryStore store;
   const auto log = std::make_shared<CallLog>(log_options(0, 1, false), store);
@@ -212,7 +212,7 @@ TEST(WatchedCalls, ACallIsNotLateForTheTimeOfTheOneInFrontOfIt) {
 TEST(Watchdog, ALateCallAbortsEveryRankAndNamesTheOneBehind) {
   testing::InMemoryStore store;
   WatchedRank first(0, 2, store, milliseconds(150));
-  WatchedRank second(1, 2, store, std::chrono::seconds(300));  // would not notice by itself
+  WatchedRank second(1, 2, store, std::chrono::seconds(300));  // would not notice on its own
   first.issue("all_gather float32[8]");
   const std::string why = first.await_failure();
   EXPECT_NE(why.find("axis z: call 1, all_gather float32[8], is not done"), std::string::npos)
@@ -234,7 +234,7 @@ TEST(Watchdog, AnAsynchronousErrorIsAFailure) {
   EXPECT_EQ(rank.await_failure(), "axis z: remote error");
 }
 
-// The second looks into the store once at its start, and then only because its communicator broke.
+// The second rank reads the store once at its start, then only because its communicator broke.
 TEST(Watchdog, APeerThatHearsOfTheAbortFirstSaysWhy) {
   testing::InMemoryStore store;
   WatchedRank first(0, 2, store, milliseconds(150));
@@ -250,7 +250,7 @@ TEST(Watchdog, APeerThatHearsOfTheAbortFirstSaysWhy) {
   EXPECT_EQ(second.await_failure(), "rank 0 reports: " + why);
 }
 
-// Likewise by a call that its own thread issues, which the abort makes fail.
+// Likewise for a call of the rank's own thread, which the abort makes fail.
 TEST(Watchdog, TheReasonOfAnErrorIsWhatAPeerHasReported) {
   testing::InMemoryStore store;
   WatchedRank first(0, 2, store, std::chrono::seconds(300));

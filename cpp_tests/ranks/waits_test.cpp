@@ -1,4 +1,4 @@
-// The table of waits: what is entered can be seen, from any thread, until it is over.
+// The table of waits: an entry can be seen, from any thread, until its wait is over.
 #include "core/ranks/waits.h"
 
 #include <gtest/gtest.h>

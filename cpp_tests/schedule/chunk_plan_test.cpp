@@ -39,7 +39,7 @@ TEST(ChunkPlan, ChunksTileTheRangeInOrderWithAlignedEdges) {
       const Range chunk = plan.chunk(index), shard = plan.shard(index.shard);
       ASSERT_EQ(chunk.begin, end) << name(plan) << ", chunk " << ordinal;
       ASSERT_GE(chunk.size(), 0);
-      // Edges are edges of tiles, except the end of the shard.
+      // Edges of chunks are edges of tiles, except at the end of the shard.
       if (chunk.end != shard.end) {
         ASSERT_EQ((chunk.end - shard.begin) % plan.tile, 0) << name(plan);
       }
@@ -98,7 +98,7 @@ TEST(ChunkPlan, VisitsEveryChunkOnceOwnShardFirstOrLast) {
   }
 }
 
-// Against the definition: look at every position.
+// Against the definition, which looks at every position.
 TEST(ChunkPlan, NeededAndLastDeliveredMatchEveryPosition) {
   for (const auto& plan : plans()) {
     for (const int64_t size : {1, 5, 64, 200}) {
@@ -130,7 +130,7 @@ TEST(ChunkPlan, IsAConstant) {
   EXPECT_FALSE((ChunkPlan{4096, 4, 4, 0}.legal()));
 }
 
-// 8192 rows on 4 ranks, 128 x 256 tiles, N = 4096: 16 x 16 tiles a shard, two waves of 132 SMs.
+// 8192 rows on 4 ranks, 128 x 256 tiles, N = 4096: 16 x 16 tiles per shard, two waves of 132 SMs.
 constexpr ChunkPlan kRows{8192, 4, 1, 128};
 constexpr PipelineCosts kGpu{.num_workers = 132,
                              .tiles_across = 16,
@@ -140,13 +140,13 @@ constexpr PipelineCosts kGpu{.num_workers = 132,
                              .persistent = false};
 
 TEST(ChunksThatPay, ModelCountsWavesAndTransfers) {
-  // Own shard, then three that are waited for less than they take to compute.
+  // The own shard, then three whose transfers take less time than their matmuls.
   EXPECT_DOUBLE_EQ(modelled_us(kRows, kGpu), 4 * (5 + 2 * 40));
-  // In three chunks: 6, 5 and 5 rows of 16 tiles, a wave each.
+  // In three chunks: 6, 5 and 5 rows of 16 tiles, one wave each.
   auto cut = kRows;
   cut.chunks_per_shard = 3;
   EXPECT_DOUBLE_EQ(modelled_us(cut, kGpu), 4 * 3 * (5 + 40));
-  // Waiting for each transfer when there is next to nothing to compute.
+  // With next to nothing to compute, every transfer is waited for.
   auto slow_link = kGpu;
   slow_link.tile_us = 0;
   slow_link.shard_us = 1000;
@@ -154,10 +154,10 @@ TEST(ChunksThatPay, ModelCountsWavesAndTransfers) {
 }
 
 TEST(ChunksThatPay, WaveQuantisationKeepsLibraryCallsWhole) {
-  // The transfer hides behind the matmuls anyway: cutting a shard of two waves in three would cost
-  // one more, and a cut in two only launches.
+  // The transfer is hidden by the matmuls anyway: cutting a shard of two waves in three would cost
+  // another wave, and cutting it in two would only add launches.
   EXPECT_EQ(chunks_that_pay(kRows, kGpu), 1);
-  // One wave a shard, cut or not: each cut adds a wave.
+  // One wave per shard, cut or not, so each cut adds a wave.
   auto narrow = kGpu;
   narrow.tiles_across = 8;
   EXPECT_EQ(chunks_that_pay(kRows, narrow), 1);
@@ -167,9 +167,9 @@ TEST(ChunksThatPay, OneKernelCutsWhereTransferIsExposed) {
   auto exposed = kGpu;
   exposed.persistent = true;
   exposed.chunk_us = 1;
-  exposed.shard_us = 400;  // longer than a shard's matmul: the last chunk's is all that shows
+  exposed.shard_us = 400;  // longer than a shard's matmul: only the last chunk's matmul shows
   EXPECT_EQ(chunks_that_pay(kRows, exposed), kMaxChunksPerShard);
-  exposed.chunk_us = 1000;  // signals that cost more than they hide
+  exposed.chunk_us = 1000;  // signals cost more than they hide
   EXPECT_EQ(chunks_that_pay(kRows, exposed), 1);
 }
 
@@ -177,7 +177,7 @@ TEST(ChunksThatPay, ASlowLinkPaysForLibraryCallsToo) {
   auto slow = kGpu;
   slow.shard_us = 2000;
   const int64_t chunks = chunks_that_pay(kRows, slow);
-  EXPECT_EQ(chunks, 2);  // a whole wave each: no more can be gained by smaller ones
+  EXPECT_EQ(chunks, 2);  // a whole wave each, so smaller chunks gain nothing
   auto cut = kRows;
   cut.chunks_per_shard = chunks;
   EXPECT_LT(modelled_us(cut, slow), modelled_us(kRows, slow));

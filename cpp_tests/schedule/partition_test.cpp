@@ -66,7 +66,7 @@ TEST(Partition, OrdersVisitEveryRankOnce) {
   }
 }
 
-// If all ranks asked the same peer first, its memory would serve them one after the other.
+// If all ranks read from the same peer first, its memory would serve them one after the other.
 TEST(Partition, AtEachStepNoTwoRanksVisitTheSamePeer) {
   constexpr int64_t kSize = 8;
   for (int64_t step = 0; step < kSize; ++step) {

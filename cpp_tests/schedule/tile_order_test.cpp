@@ -43,7 +43,7 @@ TEST(TileOrder, EveryTileOnce) {
   }
 }
 
-// Groups come one after the other from `first` on, and batches from `first_batch` on.
+// Groups follow each other starting at `first`, and batches starting at `first_batch`.
 TEST(TileOrder, GroupsAndBatchesInTurn) {
   for (const TileOrder& order : orders()) {
     uint32_t latest = 0;
@@ -58,7 +58,7 @@ TEST(TileOrder, GroupsAndBatchesInTurn) {
   }
 }
 
-// Without groups, the order of tile_schedule.h.
+// Without groups, this is the order of tile_schedule.h.
 TEST(TileOrder, IsTheScheduleWithoutGroups) {
   for (const int64_t count : {96, 250, 512}) {
     for (const int64_t ranks : {1, 2, 4}) {

@@ -16,7 +16,7 @@ using comm::ChunkIndex;
 using comm::ChunkPlan;
 using comm::Range;
 
-// Even and ragged shards, tiles larger than a shard, chunks of less than a tile, empty shards.
+// Even and ragged shards, tiles larger than a shard, chunks smaller than a tile, empty shards.
 std::vector<ChunkPlan> plans(int64_t tile) {
   std::vector<ChunkPlan> result;
   for (const int64_t count : {0, 1, 3, 96, 128, 250, 512, 1023}) {
@@ -98,8 +98,8 @@ TEST(GatherTiles, WaitOrderIsArrivalOrder) {
   });
 }
 
-// From the definition: no position of the tile arrives after the chunk that is waited for, and each
-// lies in the span.
+// From the definition: no position of the tile arrives after the chunk it waits for, and all
+// positions lie in the span.
 TEST(GatherTiles, WaitsForTheLastChunkThatATileTouches) {
   for_each_rank(16, [](const ChunkPlan& plan, int64_t rank) {
     const GatherTiles tiles{plan, rank, 32, 1};
@@ -148,7 +148,7 @@ TEST(ScatterTiles, EveryElementOnceAndDestinationsInOrder) {
         const Range positions = tiles.positions(index);
         ASSERT_GT(positions.size(), 0);
         for (int64_t p = positions.begin; p < positions.end; ++p) ++covered[static_cast<size_t>(p)];
-        // Wholly in one chunk, and chunks complete in the order in which the protocol visits them.
+        // A tile is in one chunk, and chunks complete in the order that the protocol visits them.
         const ChunkIndex chunk = tiles.chunk(index);
         ASSERT_EQ(plan.at(positions.end - 1), chunk);
         int64_t next = step;

@@ -15,7 +15,7 @@ namespace {
 using Seconds = std::chrono::duration<double>;
 using testing::Timer;
 
-// For conditions that nothing wakes a sleeper for.
+// For conditions without anything that wakes a sleeper.
 const auto nap = [](std::chrono::nanoseconds time) { std::this_thread::sleep_for(time / 20); };
 
 TEST(BoundedWait, ReturnsAtOnceWithoutACheck) {
@@ -57,7 +57,7 @@ TEST(BoundedWait, ChecksOnceAMillisecondAtMost) {
                  last = elapsed.count();
                },
                crowding);
-  // The first one is at the start; a busy machine takes longer.
+  // The first check is at the start; a busy machine takes longer.
   EXPECT_GE(last, 0.019);
   EXPECT_GE(timer.seconds(), last);
 }
@@ -74,7 +74,7 @@ TEST(BoundedWait, AnExceptionOfTheCheckEndsTheWait) {
   EXPECT_GE(timer.seconds(), 0.05);
 }
 
-// Ranks may outnumber cores: a waiting rank must leave its core to the one it waits for.
+// Ranks may outnumber cores: a waiting rank must give its core to the rank that it waits for.
 TEST(BoundedWait, ALongWaitSleepsBetweenLooks) {
   Crowding crowding;
   int sleeps = 0, asked = 0;
@@ -89,10 +89,10 @@ TEST(BoundedWait, ALongWaitSleepsBetweenLooks) {
         nap(time);
       },
       [](Seconds) {}, crowding);
-  EXPECT_LE(asked, 2 * 50);  // before the next sleep, and before a check
+  EXPECT_LE(asked, 2 * 50);  // once before the next sleep, and once before a check
 }
 
-// Where a yield went to a rank that has work to do, the next waits leave the core at once.
+// If a yield went to a rank with work to do, the next waits give up their core at once.
 TEST(BoundedWait, SleepsAtOnceWhereRanksOutnumberCores) {
   using std::chrono::microseconds;
   Crowding crowding;
@@ -113,7 +113,7 @@ TEST(BoundedWait, SleepsAtOnceWhereRanksOutnumberCores) {
   }
   EXPECT_GE(waits, 10);
   EXPECT_LT(waits, 1000) << "it never looks whether that still holds";
-  // A wait that is over before it begins tells nothing.
+  // A wait that is over before it begins says nothing about crowding.
   crowding.saw_yield(microseconds(500));
   for (int i = 0; i < 1000; ++i) {
     bounded_wait([] { return true; }, nap, [](Seconds) {}, crowding);

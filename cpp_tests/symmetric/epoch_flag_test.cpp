@@ -10,7 +10,7 @@ namespace axonn::comm {
 namespace {
 
 constexpr Epoch kLast = std::numeric_limits<Epoch>::max();
-constexpr Epoch kFarthest = (Epoch{1} << 31) - 1;  // the largest distance that compares right
+constexpr Epoch kFarthest = (Epoch{1} << 31) - 1;  // the largest distance that compares correctly
 
 TEST(EpochFlag, ComparesAroundEveryPointOfTheCircle) {
   for (const Epoch target : {Epoch{0}, Epoch{1}, Epoch{1000}, kFarthest, kFarthest + 1,
@@ -31,7 +31,7 @@ TEST(EpochFlag, CountsPastTheWrap) {
   EXPECT_FALSE(epoch_reached(kLast - 3, 3));
 }
 
-// A new arena is all zeros; the first two calls wait for the epochs -1 and 0.
+// A new arena is all zeros; the first two calls wait for epochs -1 and 0.
 TEST(EpochFlag, ZeroCountsAsEverythingBeforeTheFirstCall) {
   EpochFlag flag{};
   EXPECT_TRUE(flag.reached(kLast));

@@ -1,5 +1,5 @@
-// The parts of core/symmetric/fused_order.h on real calls, with ranks as threads: back to back, and
-// compared bit by bit with sums in rank order.
+// The parts of core/symmetric/fused_order.h in real calls, with ranks as threads: calls run back to
+// back, and results are compared bit by bit with sums in rank order.
 #include "core/symmetric/fused_order.h"
 
 #include <gtest/gtest.h>
@@ -22,7 +22,7 @@ using testing::group_options;
 using testing::Launch;
 using testing::run_group;
 
-// Inexact in fp32, so that sums tell orders apart.
+// Inexact in fp32, so that sums depend on their order.
 float element(int64_t rank, int64_t call, int64_t index) {
   return 1.0f / static_cast<float>(3 + 7 * rank + 11 * call + 13 * (index % 101));
 }
@@ -56,7 +56,7 @@ void write_elements(const Call& call, int64_t number, Range positions) {
   }
 }
 
-// Shards of `length` elements, each at its place in the whole.
+// Shards of `length` elements, each in its place in the whole.
 class Gather : GatheredParts<Flags> {
  public:
   Gather(Call& call, int64_t length, int64_t number)
@@ -127,7 +127,7 @@ std::vector<float> sum(SymmetricGroup& group, int64_t count, Drain drain, bool o
   return Sum(call, count, drain, one_shot).of_all(number);
 }
 
-// Returns the number of elements that are not what they should be.
+// Returns the number of wrong elements.
 int64_t mistakes(const std::vector<float>& result, int64_t number, int kind, int64_t rank,
                  int64_t size) {
   const auto count = static_cast<int64_t>(result.size());
@@ -136,7 +136,7 @@ int64_t mistakes(const std::vector<float>& result, int64_t number, int kind, int
     const int64_t part = part_at(count, size, i);
     float expected = sum_in_rank_order(size, number, i);
     if (kind == 0) expected = element(part, number, i);
-    if (kind == 1 && part != rank) expected = 0;  // not touched
+    if (kind == 1 && part != rank) expected = 0;  // left untouched
     wrong += result[static_cast<size_t>(i)] != expected;
   }
   return wrong;
@@ -145,7 +145,7 @@ int64_t mistakes(const std::vector<float>& result, int64_t number, int kind, int
 TEST(FusedOrder, MixedCallsBackToBackAreExact) {
   for (const int64_t size : {2, 3, 4}) {
     auto options = group_options(size);
-    options.first_epoch = Epoch{0} - 50;  // past the wrap half-way
+    options.first_epoch = Epoch{0} - 50;  // the epochs wrap half-way
     expect_success(run_group(Launch::kThreads, options, [&](SymmetricGroup& group) {
       std::mt19937_64 choice(static_cast<uint64_t>(size));  // the same on all ranks
       for (int64_t number = 0; number < 100; ++number) {
@@ -164,7 +164,7 @@ TEST(FusedOrder, MixedCallsBackToBackAreExact) {
   }
 }
 
-// In one shot or two: the additions are the same.
+// The additions are the same in one shot and in two.
 TEST(FusedOrder, BitsDoNotDependOnTheNumberOfShots) {
   expect_success(run_group(Launch::kThreads, group_options(4), [&](SymmetricGroup& group) {
     const auto expected = sum(group, 1000, Drain::kAllReduce, false, 7);
@@ -172,7 +172,7 @@ TEST(FusedOrder, BitsDoNotDependOnTheNumberOfShots) {
   }));
 }
 
-// A factor of which every part is here.
+// A factor whose parts are all local.
 struct Parts : GatheredParts<Flags> {
   Parts(std::array<int64_t, 2> shard, int64_t dim, int64_t rank, int64_t size)
       : GatheredParts(shard[static_cast<size_t>(dim)], dim, rank, size), sizes(shard) {}
@@ -188,7 +188,7 @@ struct Parts : GatheredParts<Flags> {
   std::array<int64_t, 2> sizes;
 };
 
-// The summed dimension comes in parts of both factors: 3 of 4, and 2 of 6.
+// The summed dim is cut into parts in both factors: 3 of 4, and 2 of 6.
 TEST(FusedOrder, EveryRankSumsInRankOrder) {
   for (int64_t rank = 0; rank < 3; ++rank) {
     Parts a({5, 4}, 1, rank, 3), b({6, 2}, 0, rank % 2, 2);
@@ -201,7 +201,7 @@ TEST(FusedOrder, EveryRankSumsInRankOrder) {
   }
 }
 
-// Of the rows that are not summed, those that are here come first.
+// Among rows that are not summed, local ones come first.
 TEST(FusedOrder, TilesOfTheOwnPartComeFirst) {
   Parts a({2, 3}, 0, 1, 3), b({3, 4}, 0, 0, 1);
   std::vector<Range> rows;

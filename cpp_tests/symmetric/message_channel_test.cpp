@@ -32,7 +32,7 @@ constexpr int64_t kSpace = int64_t{1} << 26;
 constexpr auto kLong = testing::kHang;
 constexpr auto kAtOnce = std::chrono::milliseconds(1);
 
-// A message of random length whose bytes follow from its number.
+// A message of random length; its number determines its bytes.
 std::vector<uint8_t> message(uint32_t number) {
   std::mt19937 random(number);
   std::vector<uint8_t> bytes(random() % 20000);
@@ -46,7 +46,7 @@ void send(MessageSender& sender, const std::vector<uint8_t>& bytes) {
   sender.post();
 }
 
-// Holds up to ten messages and lets go of them in random order, each as it was sent.
+// Holds up to ten messages, and releases them in random order after checking each.
 void receive_all(MessageReceiver& receiver, uint32_t count) {
   std::mt19937 random(7);
   std::vector<ReceivedMessage> held;
@@ -64,7 +64,7 @@ void receive_all(MessageReceiver& receiver, uint32_t count) {
     ASSERT_EQ(static_cast<size_t>(chosen.bytes), expected.size());
     ASSERT_TRUE(
         std::equal(expected.begin(), expected.end(), reinterpret_cast<uint8_t*>(chosen.data)));
-    std::fill_n(chosen.data, chosen.bytes, std::byte{0xee});  // the receiver may write, too
+    std::fill_n(chosen.data, chosen.bytes, std::byte{0xee});  // the receiver may also write
     receiver.release(chosen);
     held.erase(held.begin() + index);
   }
@@ -77,7 +77,7 @@ TEST(MessageChannel, ThreadsGetMessagesInOrderAndUseBlocksAgain) {
     if (rank == 1) return receive_all(*receiver, 2000);
     for (uint32_t number = 0; number < 2000; ++number) send(sender, message(number));
   }));
-  // In the worst case none was released before all were posted.
+  // In the worst case, all were posted before any was released.
   EXPECT_LE(sender.num_bytes(), kSpace);
   const int64_t before = sender.num_bytes();
   for (uint32_t number = 2000; number < 2100; ++number) {
@@ -150,13 +150,13 @@ TEST(MessageChannel, SaysWhenThereIsNoRoom) {
   expect_contains(error_of([&] { send(sender, std::vector<uint8_t>(1 << 15)); }),
                   {"32768 bytes", "2 messages", "65536 bytes (AXONN_SYMMETRIC_MEMORY_BYTES)"});
   receiver->release(*receiver->receive(kLong));
-  send(sender, std::vector<uint8_t>(1 << 15));  // now there is some
+  send(sender, std::vector<uint8_t>(1 << 15));  // now there is room
 }
 
 TEST(MessageChannel, HoldsAsManyMessagesAsItSays) {
   MessageSender sender("test", kMostBlocks << 13);
   const auto receiver = sender.receiver_in_this_process();
-  // Of two sizes, so that no size has all blocks.
+  // The messages have two sizes, so that no size takes all blocks.
   for (int64_t n = 0; n < kMostBlocks; ++n) send(sender, std::vector<uint8_t>(n % 2 ? 5000 : 1));
   expect_contains(error_of([&] { send(sender, {}); }), {"16384 messages", "at most 16384"});
   std::vector<ReceivedMessage> received;
@@ -180,7 +180,7 @@ TEST(MessageChannel, AMessageThatIsHeldForLongCostsNoMemory) {
       send(sender, {1});
       receiver->release(*receiver->receive(kLong));
     }
-    send(sender, {1});  // the one that is held next
+    send(sender, {1});  // the next one to be held
     receiver->release(held);
   }
   EXPECT_EQ(sender.num_bytes(), 2 * 4096);

@@ -1,5 +1,5 @@
 // Runs the ranks of a test as threads, which the thread sanitizer can follow, or as forked
-// processes, which is what ranks really are and which can be killed.
+// processes, which real ranks are and which can be killed.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -27,12 +27,12 @@
 namespace axonn::comm::testing {
 
 struct Outcome {
-  std::string error;  // what() of the exception that the rank ended with; empty: none
+  std::string error;  // what() of the exception that ended the rank; empty: none
   int signal = 0;     // that killed the process; 0: none
   double seconds = 0;
 };
 
-// Only a hang takes that long, also on a machine that does much else.
+// Only a hang takes this long, even on a busy machine.
 constexpr std::chrono::seconds kHang{300};
 
 class Timer {
@@ -70,8 +70,8 @@ inline std::vector<Outcome> run_threads(int64_t size, const RankBody& body) {
   return outcomes;
 }
 
-// Starts a child process that runs `body` and ends without running the parent's destructors. It
-// does not outlive the parent, and does not hang forever.
+// Starts a child process that runs `body` and exits without running the parent's destructors. It
+// does not outlive the parent, and cannot hang forever.
 inline pid_t fork_child(const std::function<void()>& body) {
   const pid_t parent = getpid();
   const pid_t pid = fork();
@@ -84,8 +84,8 @@ inline pid_t fork_child(const std::function<void()>& body) {
   _exit(!error.empty() || ::testing::Test::HasFailure() ? 1 : 0);
 }
 
-// Shared memory: what one side of a fork writes, the other side can read, even after the writer
-// ends.
+// Shared memory: what one side of a fork writes, the other can read, even after the writer has
+// ended.
 template <typename T>
 class SharedArray {
  public:
@@ -168,7 +168,7 @@ inline std::string to_string(Launch launch) {
 
 using GroupBody = std::function<void(SymmetricGroup& group)>;
 
-// Returns options for a small group; tests override what they are about.
+// Returns options for a small group; tests override those that they test.
 inline GroupOptions group_options(int64_t size, int64_t rank = 0) {
   GroupOptions options;
   options.name = "test";
@@ -179,7 +179,7 @@ inline GroupOptions group_options(int64_t size, int64_t rank = 0) {
   return options;
 }
 
-// Runs `body` on every rank of a new group. Each rank destroys the group when it is done.
+// Runs `body` on every rank of a new group. Each rank destroys the group when done.
 inline std::vector<Outcome> run_group(Launch launch, const GroupOptions& options,
                                       const GroupBody& body) {
   if (launch == Launch::kThreads) {

@@ -35,10 +35,10 @@ int64_t num_shm_entries() {
   return std::distance(fs::directory_iterator("/dev/shm", none), fs::directory_iterator());
 }
 
-// Processes of this machine that map or hold a segment with `name` in its name.
+// Counts the processes of this machine that map or hold a segment with `name` in its name.
 int64_t num_holders(const std::string& name) {
   int64_t holders = 0;
-  std::error_code ignored;  // processes come and go meanwhile
+  std::error_code ignored;  // processes come and go while this runs
   for (const auto& process : fs::directory_iterator("/proc", ignored)) {
     if (process.path().filename().string().find_first_not_of("0123456789") != std::string::npos) {
       continue;
@@ -71,7 +71,7 @@ int exit_status(pid_t pid) {
   return status;
 }
 
-// Waits for the child to end but leaves it a zombie.
+// Waits for the child to end, but leaves it as a zombie.
 void await_end(pid_t pid) {
   siginfo_t info{};
   waitid(P_PID, static_cast<id_t>(pid), &info, WEXITED | WNOWAIT);
@@ -99,7 +99,7 @@ TEST(SharedSegment, AnotherProcessSeesWhatIsWritten) {
   const pid_t parent = getpid();
   const pid_t child = fork_child([&] {
     const auto peer = SharedSegment::open(parent, segment.fd(), segment.nonce(), 4096);
-    ASSERT_NE(peer.data(), segment.data());  // a mapping of its own, not the inherited one
+    ASSERT_NE(peer.data(), segment.data());  // a new mapping, not the inherited one
     spin_until(
         [&] { return std::to_integer<int>(static_cast<volatile std::byte*>(peer.data())[7]); });
     EXPECT_EQ(peer.data()[7], std::byte{42});
@@ -109,7 +109,7 @@ TEST(SharedSegment, AnotherProcessSeesWhatIsWritten) {
   EXPECT_EQ(exit_status(child), 0);
 }
 
-// Only the creator writes; a stray write of a peer must not pass unseen.
+// Only the creator writes; a stray write by a peer must not go unnoticed.
 TEST(SharedSegment, PeersCannotWrite) {
   const auto segment = SharedSegment::create("test", 4096);
   const pid_t parent = getpid();
@@ -134,7 +134,7 @@ TEST(SharedSegment, TakesMemoryOnlyWhereTouched) {
   segment.data()[bytes / 2] = std::byte{1};
   ASSERT_EQ(fstat(segment.fd(), &status), 0);
   EXPECT_GT(status.st_blocks, 0);
-  EXPECT_LE(status.st_blocks * 512, 4 << 20);  // two pages, should they be huge ones
+  EXPECT_LE(status.st_blocks * 512, 4 << 20);  // two pages, in case they are huge ones
   EXPECT_LE(status_kib("RssShmem") - resident_before, 4 << 10);
 }
 
@@ -214,7 +214,7 @@ TEST(SharedSegment, ErrorsNameTheCallAndLeakNothing) {
   EXPECT_EQ(num_descriptors(), before + 1);
 }
 
-// On a clone of the peer's host, its process and descriptor stand for a segment of this host.
+// On a clone of the peer's host, the peer's process and descriptor name a segment of this host.
 TEST(SharedSegment, IsNotTakenForThatOfAClone) {
   const int64_t before = num_descriptors();
   const auto own = SharedSegment::create("test", 4096), other = SharedSegment::create("test", 4096);

@@ -56,7 +56,7 @@ TEST(SignalLayout, FlagsLieOnLinesOfTheirOwn) {
 
 TEST(SignalLayout, HalvesAreAwaitedTwoEpochsBack) {
   EXPECT_EQ(epoch_to_await(7), Epoch{5});
-  EXPECT_EQ(epoch_to_await(1), Epoch{0} - 1);  // the epochs before the first wrap backwards
+  EXPECT_EQ(epoch_to_await(1), Epoch{0} - 1);  // epochs before the first wrap backward
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-// What a rank sees when a peer does not do its part: an error that names rank, peer and op.
+// The error of a rank when a peer does not do its part: it names rank, peer and op.
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <unistd.h>
@@ -34,7 +34,7 @@ CallSignature signature(const char* op = "fused_op", int64_t argument = 5) {
   return CallSignature::of(op, {argument});
 }
 
-// One call in which everybody waits for everybody.
+// One call in which every rank waits for every rank.
 void exchange(SymmetricGroup& group, const CallSignature& what = signature()) {
   Call call(group, what, 8);
   call.signal(0);
@@ -46,7 +46,7 @@ std::string waited_for(int64_t rank, int64_t peer) {
          " of group test";
 }
 
-// Checks the error of a rank that gave up; returns after how many seconds.
+// Checks the error of a rank that gave up; returns how many seconds that took.
 double expect_failure(const std::function<void()>& body, const std::vector<std::string>& parts) {
   const Timer timer;
   const std::string error = error_of(body);
@@ -65,7 +65,7 @@ class Failure : public ::testing::TestWithParam<Launch> {
 INSTANTIATE_TEST_SUITE_P(Launch, Failure, ::testing::Values(Launch::kThreads, Launch::kProcesses),
                          [](const auto& test) { return testing::to_string(test.param); });
 
-// A wait for a late peer is in this process's table, with the number and the name of the call.
+// A wait for a late peer is in this process's table, with the call's number and name.
 TEST(LateRank, IsInTheTableOfWaitsUntilItComes) {
   auto groups = SymmetricGroup::of_threads(group_options(2));
   const auto both = [&](const CallSignature& what) {
@@ -100,7 +100,7 @@ TEST_P(Failure, MismatchingCallsNameBothSignatures) {
       const int64_t rank = group.rank(), peer = 1 - rank;
       const auto& mine = rank == 0 ? signature() : other;
       const auto& theirs = rank == 0 ? other : signature();
-      // Both wait, so both find out; who comes second may see the peer's failure first.
+      // Both wait, so both notice; the one that comes second may see the peer's failure first.
       const auto error = error_of([&] { exchange(group, mine); });
       expect_contains(error, {waited_for(rank, peer)});
       if (error.find("failed; see the error") == std::string::npos) {
@@ -110,12 +110,12 @@ TEST_P(Failure, MismatchingCallsNameBothSignatures) {
   }
 }
 
-// Whoever looks at a peer that has started, and does not fail meanwhile, sees the signatures.
+// A rank sees the signatures if it looks at a peer that has started and does not fail meanwhile.
 TEST_P(Failure, AMismatchIsFoundBeforeAnyDataIsRead) {
   expect_all_well(2, [](SymmetricGroup& group) {
     if (group.rank() == 1) {
       Call call(group, signature("other_op", 6), 8);
-      call.signal(0);  // the flag that rank 0 waits for: it must not be enough
+      call.signal(0);  // the flag that rank 0 waits for, which must not be enough
       return;
     }
     expect_failure([&] { exchange(group); },
@@ -125,14 +125,14 @@ TEST_P(Failure, AMismatchIsFoundBeforeAnyDataIsRead) {
   });
 }
 
-// Without any data, as those do who are about to call something that is not made of Calls.
+// Without data, as before calls of something that is not made of Calls.
 TEST_P(Failure, ComparingFindsAMismatchOnEveryRank) {
   expect_all_well(3, [](SymmetricGroup& group) {
     for (int i = 0; i < 20; ++i) {
       Call call(group, signature("fused_op", i), 0);
       call.compare();
     }
-    exchange(group);  // in step with those that move data
+    exchange(group);  // in step with calls that move data
     const auto mine = group.rank() == 1 ? signature("other_op", 6) : signature();
     const auto error = error_of([&] {
       Call call(group, mine, 0);
@@ -147,7 +147,7 @@ TEST_P(Failure, AnExceptionInsideACallEndsThePeersWaits) {
   const auto outcomes = run_group(GetParam(), group_options(3), [&](SymmetricGroup& group) {
     exchange(group);
     if (group.rank() == 1) {
-      // Caught, and the process lives on: only the group tells the peers.
+      // It is caught and the process lives on, so only the group tells the peers.
       const auto error = error_of([&] {
         const Call call(group, signature(), 8);
         throw std::runtime_error("matmul broke");
@@ -156,7 +156,7 @@ TEST_P(Failure, AnExceptionInsideACallEndsThePeersWaits) {
       while (told[0] < 2) usleep(1000);
       return;
     }
-    // Rank 0 meets rank 1 first. Rank 2 may come late and meet rank 0, which failed of the same.
+    // Rank 0 meets rank 1 first. Rank 2 may come late and meet rank 0, which failed for that.
     const auto parts = group.rank() == 0 ? std::vector<std::string>{waited_for(0, 1)}
                                          : std::vector<std::string>{"rank 2 waited for rank "};
     expect_failure([&] { exchange(group); }, parts);
@@ -181,8 +181,8 @@ TEST_P(Failure, AfterAFailureTheGroupRefusesCalls) {
   });
 }
 
-// An exception somewhere else that passes while a call lives is one; a call that is made and ended
-// while another exception is on its way is none.
+// An exception that passes through a live call makes it fail, wherever it comes from; a call that
+// starts and ends while another exception is in flight does not fail.
 TEST_P(Failure, ACallInADestructorDuringUnwindingSucceeds) {
   struct LastWords {
     SymmetricGroup& group;
@@ -239,11 +239,11 @@ TEST(FailureOfThreads, APeerThatHasLeftIsToldFromOneThatFailed) {
 
 TEST_P(Failure, TheTimeLimitNamesItsSetting) {
   auto options = group_options(2);
-  options.timeout = std::chrono::seconds(1);  // also for meeting
+  options.timeout = std::chrono::seconds(1);  // also for the rendezvous
   const SharedArray<std::atomic<bool>> through(1);
   expect_success(run_group(GetParam(), options, [&](SymmetricGroup& group) {
     if (group.rank() == 1) {
-      while (!through[0]) usleep(1000);  // alive, but never comes
+      while (!through[0]) usleep(1000);  // alive, but never makes the call
       return;
     }
     const double seconds = expect_failure(
@@ -256,7 +256,7 @@ TEST_P(Failure, TheTimeLimitNamesItsSetting) {
 
 TEST_P(Failure, TheTimeLimitTellsAPeerThatStartedFromOneThatDidNot) {
   auto options = group_options(2);
-  options.timeout = std::chrono::seconds(1);  // also for meeting
+  options.timeout = std::chrono::seconds(1);  // also for the rendezvous
   const SharedArray<std::atomic<bool>> signaled(1), through(1);
   expect_success(run_group(GetParam(), options, [&](SymmetricGroup& group) {
     Call call(group, signature(), 8);
@@ -276,7 +276,7 @@ TEST_P(Failure, TheTimeLimitTellsAPeerThatStartedFromOneThatDidNot) {
 
 TEST_P(Failure, ARankThatRunsAheadWaitsForItsHalf) {
   auto options = group_options(2);
-  options.timeout = std::chrono::seconds(1);  // also for meeting
+  options.timeout = std::chrono::seconds(1);  // also for the rendezvous
   const SharedArray<std::atomic<bool>> through(1);
   expect_success(run_group(GetParam(), options, [&](SymmetricGroup& group) {
     if (group.rank() == 1) {
@@ -293,7 +293,7 @@ TEST_P(Failure, ARankThatRunsAheadWaitsForItsHalf) {
   }));
 }
 
-// A wait in the constructor that fails must be told to the peers, though no destructor runs.
+// Peers must learn of a wait that fails in the constructor, though no destructor runs.
 TEST_P(Failure, AConstructorThatFailsIsToldToThePeers) {
   auto options = group_options(2);
   options.timeout = std::chrono::seconds(1);
@@ -320,7 +320,7 @@ TEST_P(Failure, AConstructorThatFailsIsToldToThePeers) {
 TEST_P(Failure, TooLargeAWorkspaceOnAllRanksLeavesTheGroupUsable) {
   expect_all_well(3, [](SymmetricGroup& group) {
     for (int round = 0; round < 5; ++round) {
-      if (round % 3 == 0) exchange(group);  // or refused again and again
+      if (round % 3 == 0) exchange(group);  // otherwise refused several times in a row
       expect_failure([&] { const Call call(group, signature(), (1 << 20) + 1); },
                      {"fused_op: needs 1048577 bytes of symmetric memory",
                       "1048576 reserved; raise AXONN_SYMMETRIC_MEMORY_BYTES"});
@@ -358,7 +358,7 @@ TEST_P(Failure, FlagsOutOfRangeAreRefused) {
 class Killed : public ::testing::TestWithParam<int> {};
 INSTANTIATE_TEST_SUITE_P(Ranks, Killed, ::testing::Values(2, 4, 8));
 
-// The victim ends as a zombie that nobody reaps before the others are through.
+// The victim stays a zombie, which nobody reaps before the other ranks are done.
 TEST_P(Killed, InsideACall) {
   const int64_t size = GetParam(), victim = size - 1;
   const auto outcomes =
@@ -370,8 +370,8 @@ TEST_P(Killed, InsideACall) {
           raise(SIGKILL);
         }
         const auto error = error_of([&] { exchange(group); });
-        // All have delivered except the victim, the last that everybody waits for. A rank that
-        // looked after another had given up would still have found its part.
+        // All have delivered except the victim, which everybody waits for last. A rank that looked
+        // after another one had given up would still have found that one's part.
         expect_contains(error, {"fused_op: " + waited_for(group.rank(), victim), "has died"});
       });
   for (int64_t rank = 0; rank < size; ++rank) {
@@ -397,7 +397,7 @@ TEST_P(Killed, BetweenCalls) {
   }
 }
 
-// A rank that never reads still notices, once it needs its half back.
+// A rank that never reads still notices, as soon as it needs its half again.
 TEST(KilledReader, IsNoticedByARankThatOnlyWrites) {
   const auto outcomes = run_group(Launch::kProcesses, group_options(2), [](SymmetricGroup& group) {
     exchange(group);
@@ -415,7 +415,7 @@ TEST(KilledReader, IsNoticedByARankThatOnlyWrites) {
   EXPECT_EQ(outcomes[1].signal, SIGKILL);
 }
 
-// Its data was there before it died: the call that it took part in is complete.
+// Its data arrived before it died, so the call it took part in is complete.
 TEST(KilledAfterItsPart, TheCallSucceeds) {
   const auto outcomes = run_group(Launch::kProcesses, group_options(2), [](SymmetricGroup& group) {
     if (group.rank() == 1) {
@@ -430,7 +430,7 @@ TEST(KilledAfterItsPart, TheCallSucceeds) {
   EXPECT_EQ(outcomes[1].signal, SIGKILL);
 }
 
-// What ranks ask each other between two calls.
+// Questions that ranks ask each other between two calls.
 TEST(Question, APeerThatHasGoneOnOrLeftWillNotAnswer) {
   std::atomic<bool> asked = false;
   auto groups = SymmetricGroup::of_threads(group_options(2));

@@ -1,5 +1,5 @@
-// Rendezvous, and what a group is before anything goes wrong. The protocol under load and after
-// failures: symmetric_group_traffic_test.cpp and symmetric_group_failure_test.cpp.
+// Rendezvous, and groups before anything goes wrong. For the protocol under load and after failures
+// see symmetric_group_traffic_test.cpp and symmetric_group_failure_test.cpp.
 #include "core/symmetric/symmetric_group.h"
 
 #include <gtest/gtest.h>
@@ -39,7 +39,7 @@ int64_t num_descriptors() {
   return std::distance(fs::directory_iterator("/proc/self/fd"), fs::directory_iterator());
 }
 
-// A call in which every rank hears `value + rank` from every rank.
+// A call in which every rank receives `value + rank` from every rank.
 void greet(SymmetricGroup& group, int64_t value) {
   Call call(group, CallSignature::of("greet", {value}), sizeof(int64_t));
   const int64_t mine = value + group.rank();
@@ -88,7 +88,7 @@ TEST_P(Rendezvous, CountsTheBytesInUse) {
   expect_success(run_group(GetParam(), group_options(2), [](SymmetricGroup& group) {
     EXPECT_EQ(group.used_bytes(), 0);
     const int64_t sizes[] = {1000, 300, 200, 5000, 0};
-    const int64_t used[] = {2000, 2000, 2000, 10000, 10000};  // of both halves
+    const int64_t used[] = {2000, 2000, 2000, 10000, 10000};  // in both halves
     for (int i = 0; i < 5; ++i) {
       {
         const Call call(group, CallSignature::of("use", {i}), sizes[i]);
@@ -98,7 +98,7 @@ TEST_P(Rendezvous, CountsTheBytesInUse) {
   }));
 }
 
-// The default: 16 GiB a half, of which calls take what they need.
+// The default: 16 GiB per half, of which calls use what they need.
 TEST(SymmetricGroup, DefaultWorkspaceIsOnlyAddressSpace) {
   auto options = group_options(2);
   options.workspace_bytes = GroupOptions{}.workspace_bytes;
@@ -112,8 +112,8 @@ TEST(SymmetricGroup, DefaultWorkspaceIsOnlyAddressSpace) {
   }));
 }
 
-// A process group that was destroyed may be followed by another one of its name, and the one may
-// still be alive when the other starts.
+// A destroyed process group may be followed by another one of the same name, and the old one may
+// still be alive when the new one starts.
 TEST(SymmetricGroup, TwiceUnderOneNameOnOneStore) {
   for (const auto& run : {run_threads, run_processes}) {
     InMemoryStore store;
@@ -131,7 +131,7 @@ TEST(SymmetricGroup, TwiceUnderOneNameOnOneStore) {
   }
 }
 
-// Four ranks as a 2x2 grid: groups that share ranks do not share anything else.
+// Four ranks as a 2x2 grid: groups that share ranks share nothing else.
 TEST(SymmetricGroup, GroupsOfAGridAreIndependent) {
   InMemoryStore store;
   expect_success(run_processes(4, [&](int64_t rank) {
@@ -161,7 +161,7 @@ TEST(SymmetricGroup, KeepsOneDescriptorAPeer) {
     const int64_t own_before = num_descriptors();
     for (int i = 0; i < 3; ++i) {
       const auto group = SymmetricGroup::rendezvous(group_options(4, rank), store);
-      EXPECT_EQ(num_descriptors(), own_before + 3);  // those that watch the peers
+      EXPECT_EQ(num_descriptors(), own_before + 3);  // one to watch each peer
     }
     EXPECT_EQ(num_descriptors(), own_before);
   }));
@@ -185,8 +185,8 @@ TEST(SymmetricGroup, RanksOfSeveralHostsAllKnowIt) {
   }
 }
 
-// The store of a rank on a host that is a clone of its peers': their addresses name a process and a
-// descriptor of this host, the rank's own or those of no process.
+// The store of a rank whose host is a clone of its peers' hosts: their addresses name a process and
+// a descriptor of this host, either the rank's own or those of no process.
 class CloneStore : public KeyValueStore {
  public:
   CloneStore(KeyValueStore& store, int64_t rank, bool as_own)
@@ -205,7 +205,7 @@ class CloneStore : public KeyValueStore {
   int64_t add(const std::string& key, int64_t amount) override { return store_.add(key, amount); }
 
  private:
-  // The process and the descriptor.
+  // The process and the descriptor, as text.
   static std::string first_words(const std::string& text) {
     return text.substr(0, text.find(' ', text.find(' ') + 1));
   }
@@ -246,7 +246,7 @@ TEST(SymmetricGroup, ARankWithoutAddressSpaceIsNamedAndNobodyWaits) {
 }
 #endif
 
-// By the group's own timeout, whatever that of the store is.
+// The group's own timeout counts, not the store's.
 TEST(SymmetricGroup, MissingRanksAreNamed) {
   for (const auto& run : {run_threads, run_processes}) {
     InMemoryStore store;
@@ -264,8 +264,8 @@ TEST(SymmetricGroup, MissingRanksAreNamed) {
   }
 }
 
-// Its address was there, so the others know which process it was, be it gone when they look for its
-// memory (late: rank 0 looks after that).
+// Its address was in the store, so the others know its process, even if it is gone when they look
+// for its memory (late: rank 0 looks after that).
 class DeathInTheRendezvous : public ::testing::TestWithParam<bool> {};
 INSTANTIATE_TEST_SUITE_P(Late, DeathInTheRendezvous, ::testing::Bool());
 
@@ -287,7 +287,7 @@ TEST_P(DeathInTheRendezvous, IsNoticed) {
   };
   DyingStore store;
   const auto outcomes = run_processes(2, [&](int64_t rank) {
-    store.rank = rank;  // each process has its own
+    store.rank = rank;  // each process has its own copy
     SymmetricGroup::rendezvous(group_options(2, rank), store);
   });
   EXPECT_EQ(outcomes[1].signal, SIGKILL);
@@ -317,7 +317,7 @@ TEST(SymmetricGroup, AnotherWorkspaceSizeIsAnErrorOnAllRanks) {
   }
 }
 
-// Python forks too: data loaders, subprocess. Such a child is no rank, however it ends.
+// Python forks too, for data loaders and subprocess. Such a child is no rank, however it ends.
 TEST(SymmetricGroup, AForkedChildThatExitsChangesNothing) {
   InMemoryStore store;
   expect_success(run_processes(2, [&](int64_t rank) {
@@ -331,7 +331,7 @@ TEST(SymmetricGroup, AForkedChildThatExitsChangesNothing) {
   }));
 }
 
-// What it wrote would be its parent's.
+// Its writes would be its parent's.
 TEST(SymmetricGroup, AForkedChildIsRefusedAndHarmsNobody) {
   InMemoryStore store;
   expect_success(run_processes(2, [&](int64_t rank) {
@@ -351,11 +351,11 @@ TEST(SymmetricGroup, AForkedChildIsRefusedAndHarmsNobody) {
   }));
 }
 
-// Two threads of one rank, say forward and backward: one call at a time.
+// Two threads of one rank, such as forward and backward, make one call at a time.
 TEST(SymmetricGroup, CallsOfTwoThreadsOfARankDoNotInterleave) {
   const auto groups = SymmetricGroup::of_threads(group_options(1));
   std::vector<std::thread> threads;
-  int64_t inside = 0;  // no atomic: the sanitizer would tell
+  int64_t inside = 0;  // not atomic, so that the sanitizer would report a race
   for (int t = 0; t < 2; ++t) {
     threads.emplace_back([&] {
       for (int64_t i = 0; i < 500; ++i) {

@@ -1,5 +1,5 @@
-// Thousands of calls, back to back, with no barrier and at random speeds: every bit that a rank
-// reads is checked, so that a half that is overwritten too early or read too early shows.
+// Thousands of calls, back to back, without barriers and at random speeds. Every bit that a rank
+// reads is checked, which shows if a half is overwritten or read too early.
 #include <gtest/gtest.h>
 
 #include <array>
@@ -29,11 +29,11 @@ using testing::group_options;
 using testing::Launch;
 using testing::run_group;
 
-constexpr int64_t kMaxShard = 1500;  // elements; over a block of reduce_slots
+constexpr int64_t kMaxShard = 1500;  // in elements; more than a block of reduce_slots
 constexpr int64_t kMaxChunks = 4;
 
-// Ranks are slow at different places: most often not at all, sometimes for longer than the spin of
-// a wait, seldom for longer than all of its yields.
+// Ranks are slow in different places: usually not at all, sometimes for longer than a wait spins,
+// and rarely for longer than all of its yields.
 class RandomDelays {
  public:
   explicit RandomDelays(int64_t rank) : rng_(static_cast<uint64_t>(977 * rank + 1)) {}
@@ -47,7 +47,7 @@ class RandomDelays {
   std::mt19937_64 rng_;
 };
 
-// What `rank` sends in `call` at `index`: a hash, exact in fp32 so that sums are too.
+// The value that `rank` sends in `call` at `index`: a hash, exact in fp32 so that sums are exact.
 float element(int64_t rank, int64_t call, int64_t index) {
   uint64_t word = static_cast<uint64_t>(rank + 16 * (call + 4096 * index)) * 0x9E3779B97F4A7C15u;
   word ^= word >> 29;
@@ -61,7 +61,7 @@ void expect_equal(float got, float expected, const char* what, int64_t call, int
                            std::to_string(expected));
 }
 
-// Every rank's shard, sent in chunks with a flag each.
+// Every rank's shard, sent in chunks with one flag each.
 void all_gather(SymmetricGroup& group, int64_t number, int64_t count, RandomDelays& delay) {
   Call call(group, CallSignature::of("all_gather", {number, count}), count * 4);
   auto* own = reinterpret_cast<float*>(call.workspace());
@@ -85,7 +85,7 @@ void all_gather(SymmetricGroup& group, int64_t number, int64_t count, RandomDela
   }
 }
 
-// One slot and one flag for each destination; the slots of all sources are summed in rank order.
+// One slot and one flag per destination; the slots of all sources are summed in rank order.
 void reduce_scatter(SymmetricGroup& group, int64_t number, int64_t count, RandomDelays& delay) {
   Call call(group, CallSignature::of("reduce_scatter", {number, count}), group.size() * count * 4);
   const int64_t rank = group.rank();
@@ -116,7 +116,7 @@ void reduce_scatter(SymmetricGroup& group, int64_t number, int64_t count, Random
   }
 }
 
-// Everyone reads `root`'s data, which waits for nobody and may run ahead; nobody else writes.
+// All ranks read `root`'s data. The root waits for nobody and may run ahead; no one else writes.
 void broadcast(SymmetricGroup& group, int64_t number, int64_t count, RandomDelays& delay) {
   const int64_t root = number / 16 % group.size();
   const bool is_root = group.rank() == root;
@@ -135,7 +135,7 @@ void broadcast(SymmetricGroup& group, int64_t number, int64_t count, RandomDelay
   }
 }
 
-// Each rank reads its right neighbour's data: what keeps it from running ahead of its left one?
+// Each rank reads its right neighbor's data; no data keeps it from overtaking its left neighbor.
 void shift(SymmetricGroup& group, int64_t number, int64_t count, RandomDelays& delay) {
   Call call(group, CallSignature::of("shift", {number, count}), count * 4);
   auto* own = reinterpret_cast<float*>(call.workspace());
@@ -151,18 +151,18 @@ void shift(SymmetricGroup& group, int64_t number, int64_t count, RandomDelays& d
   }
 }
 
-// The same kinds and sizes on every rank. The first two kinds are a barrier by themselves; in the
-// others, only the wait for a free half keeps the fast ranks from overwriting what slow ones read.
+// The same kinds and sizes on every rank. Each of the first two kinds is a barrier; in the others,
+// only the wait for a free half keeps fast ranks from overwriting what slow ones read.
 void traffic(SymmetricGroup& group, int64_t num_calls) {
   constexpr std::array kKinds = {all_gather, reduce_scatter, broadcast, shift};
   std::mt19937_64 rng(42);
   RandomDelays delay(group.rank());
   for (int64_t number = 0; number < num_calls; ++number) {
     const auto choice = rng();
-    // Small ones mostly: there the ranks are closest on each other's heels.
+    // Mostly small ones, for which the ranks follow each other most closely.
     const int64_t limit = choice % 8 == 0 ? kMaxShard : 40;
     const auto count = static_cast<int64_t>(rng() % static_cast<uint64_t>(limit + 1));
-    // A run of one kind lets ranks drift as far apart as they ever can.
+    // A run of one kind lets ranks drift apart as far as they can.
     const size_t kind = choice % 64 < 32 ? static_cast<size_t>(number / 32 % 4) : choice / 64 % 4;
     kKinds[kind](group, number, count, delay);
   }
@@ -186,8 +186,8 @@ TEST_P(Traffic, TwoThousandCallsBackToBack) {
 class EpochTraffic : public ::testing::TestWithParam<Epoch> {};
 INSTANTIATE_TEST_SUITE_P(FirstEpoch, EpochTraffic,
                          ::testing::Values((Epoch{1} << 30) - 150,  // the flags are renewed
-                                           (Epoch{1} << 31) - 150,  // the sign bit comes
-                                           Epoch{0} - 150));        // and all bits go
+                                           (Epoch{1} << 31) - 150,  // the sign bit is set
+                                           Epoch{0} - 150));        // and all bits wrap to 0
 
 TEST_P(EpochTraffic, GoesOnAcrossTheEdge) {
   for (const auto launch : {Launch::kThreads, Launch::kProcesses}) {
@@ -200,7 +200,7 @@ TEST_P(EpochTraffic, GoesOnAcrossTheEdge) {
   }
 }
 
-// Flags that no rank has raised yet are those of the call before, though 0 would lie ahead.
+// Flags that no rank has raised yet count as the previous call's, though 0 would lie ahead.
 TEST(EpochTrafficErrors, AGroupThatBeginsLateWaitsForEveryFlag) {
   auto options = group_options(2);
   options.first_epoch = Epoch{0} - 150;
@@ -212,8 +212,8 @@ TEST(EpochTrafficErrors, AGroupThatBeginsLateWaitsForEveryFlag) {
   expect_contains(error, {"late: rank 0", "has not delivered its part"});
 }
 
-// An error must be one in the very call numbered 0 too. The peer that broke its call lives on, with
-// its group, so that only the call can have told.
+// A failure must also be seen in the very call numbered 0. The peer that broke its call lives on,
+// with its group, so only the call can have told.
 TEST(EpochTrafficErrors, AFailureInTheCallNumberedZeroIsSeen) {
   auto options = group_options(2);
   options.first_epoch = Epoch{0} - 2;
@@ -240,10 +240,10 @@ TEST(EpochTrafficErrors, AFailureInTheCallNumberedZeroIsSeen) {
   expect_success(outcomes);
 }
 
-// Each 2^30 calls a rank raises flags that it did not use lately, lest they seem to lie ahead. They
-// are raised to the call before: no wait of the new call may end by that. That a waiter which is
-// still in the call before (for a signal that never came; a bug of its op) gets through is how this
-// test sees the renewal.
+// Every 2^30 calls a rank raises the flags that it has not used lately, so that they do not seem to
+// lie ahead. It raises them to the previous call's epoch, so no wait of the new call may end early.
+// A waiter still in the previous call (for a signal that never came, a bug of its op) gets through,
+// and that is how this test sees the renewal.
 TEST(EpochRenewal, RaisesUnusedFlagsToTheCallBefore) {
   auto options = group_options(2);
   options.first_epoch = (Epoch{1} << 30) - 2;

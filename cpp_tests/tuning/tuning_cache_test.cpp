@@ -1,5 +1,5 @@
-// Records on disk: what they look like, what is made of damaged ones, and that no reader ever sees
-// half of one, whoever writes at the same time.
+// Records on disk: their format, the handling of damaged ones, and that no reader ever sees half of
+// a record, no matter who writes at the same time.
 #include "core/tuning/tuning_cache.h"
 
 #include <gtest/gtest.h>
@@ -29,7 +29,7 @@ using comm::testing::run_threads;
 const Platform kPlatform{"Some CPU @ 3.00GHz, 8 cores", "2.13.0", "0.1.0"};
 const std::string kSignature = "matmul_reduce_scatter a=float32[4,8]:rows scatter_dim=0 ranks=2";
 
-// Records of different numbers differ in length, so that a mixture of two cannot look whole.
+// Records with different numbers have different lengths, so a mixture of two cannot look whole.
 Record record(int64_t number = 0) {
   const std::vector<std::string> algorithms{"sequential", "fused", "chunked"};
   Record made{kSignature, algorithms[number % 3], {}};
@@ -168,7 +168,7 @@ TEST(TuningCache, NoDirectoryKeepsNothing) {
   EXPECT_EQ(answer.problem, "");
 }
 
-// A file stands where the folder should be: that stops root, too.
+// A file is in the folder's place, which stops even root.
 TEST(TuningCache, UnusableDirectoryIsAProblem) {
   const TemporaryFolder folder;
   std::ofstream(folder.path() / "tuning") << "in the way";
@@ -178,7 +178,7 @@ TEST(TuningCache, UnusableDirectoryIsAProblem) {
 }
 
 TEST_F(TuningCacheTest, AFailedWriteLeavesNothingBehind) {
-  fs::create_directories(file());  // no file can be renamed over a folder
+  fs::create_directories(file());  // no file can be renamed onto a folder
   EXPECT_NE(cache_.keep(record()), "");
   EXPECT_EQ(num_files(), 1);
 }
@@ -194,7 +194,7 @@ TEST_F(TuningCacheTest, LeftoversOfADeadWriterAreHarmless) {
 
 class ConcurrentTuningCacheTest : public TuningCacheTest {
  protected:
-  // Even ranks write, odd ranks read: what they see is one of the records that were written.
+  // Even ranks write and odd ranks read: what they see must be one of the written records.
   RankBody body() {
     return [this](int64_t rank) {
       const TuningCache own(folder_.path(), kPlatform);

@@ -31,7 +31,7 @@ TEST(TuningPlan, TinyCallsComeInBatchesLargeOnesAlone) {
   EXPECT_EQ(plan_of({1, 0}).calls, (Numbers{200, 200}));
 }
 
-// Whatever the calls take: 3 to 7 batches each, in 0.2 s together unless 3 take longer.
+// Whatever a call takes: 3 to 7 batches each, in 0.2 s altogether unless 3 take longer.
 TEST(TuningPlan, TimeIsBounded) {
   for (int64_t ns = 1; ns < 10'000'000'000; ns = ns * 3 / 2 + 1) {
     const Numbers call_ns{ns, 2 * ns, ns / 3};
@@ -58,11 +58,11 @@ TEST(TuningPlan, EveryBatchHasItsPlaceAndNoneIsAlwaysFirst) {
   EXPECT_EQ(*indices.rbegin() + 1, static_cast<int64_t>(indices.size()));
 }
 
-// The candidates' times, from a clock that the test turns: what is measured, and what is chosen.
+// A clock that the test controls, for the candidates' times: measured ones lead to a choice.
 struct Clock {
   Numbers call_ns;
-  int64_t first_call_ns = 0;    // added to the first call of each
-  int64_t disturbed_until = 0;  // by the number of batches timed, twice as slow
+  int64_t first_call_ns = 0;    // added to each candidate's first call
+  int64_t disturbed_until = 0;  // the first batches that take twice as long
   std::vector<int64_t> calls = std::vector<int64_t>(call_ns.size(), 0);
   int64_t batches = 0;
 
@@ -100,7 +100,7 @@ TEST(TuningPlan, AnotherMustWinByAMargin) {
   EXPECT_EQ(chosen_by(far, /*preferred=*/0), 1u);
 }
 
-// After the 6 timings of the estimate, each repetition has a batch of both: both are disturbed.
+// After the 6 timings of the estimate, each repetition has one batch of each: both are disturbed.
 TEST(TuningPlan, ADisturbanceOfWholeRepetitionsChangesNothing) {
   for (int64_t until = 0; until <= 20; until += 2) {
     Clock clock{.call_ns = {3'000'000, 2'000'000}, .disturbed_until = until};

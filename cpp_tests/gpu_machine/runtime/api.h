@@ -1,4 +1,4 @@
-// What the functions of CUDA have in common.
+// Common to all functions of CUDA.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -8,7 +8,7 @@
 
 #include "gpu_machine/runtime/runtime.h"
 
-// Makes a call of a function: counts it, injects its error, lets the machine run, and keeps the
+// Wraps a CUDA function: counts the call, injects its error, lets the machine run, and keeps the
 // error that it returns.
 template <typename Call>
 cudaError_t api(const char* function, Call&& call) {

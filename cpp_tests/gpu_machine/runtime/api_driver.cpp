@@ -1,5 +1,5 @@
-// Functions of the driver about devices, contexts and errors. A device has one context, which is
-// there from the beginning.
+// Functions of the driver for devices, contexts and errors. A device has one context, which exists
+// from the start.
 #include <cuda.h>
 
 #include "gpu_machine/runtime/api.h"
@@ -26,7 +26,7 @@ CUresult cuDeviceGet(CUdevice* device, int number) {
 CUresult cuDriverGetVersion(int* version) {
   return static_cast<CUresult>(cudaDriverGetVersion(version));
 }
-// The attributes have the same numbers in both.
+// The attributes have the same numbers in the driver and the runtime.
 CUresult cuDeviceGetAttribute(int* value, CUdevice_attribute attribute, CUdevice device) {
   return static_cast<CUresult>(
       cudaDeviceGetAttribute(value, static_cast<cudaDeviceAttr>(attribute), device));
@@ -62,7 +62,7 @@ CUresult cuGetErrorString(CUresult error, const char** text) {
   return CUDA_SUCCESS;
 }
 #if CUDA_VERSION >= 12080
-// The machine writes no log.
+// The machine does not write a log.
 CUresult cuLogsRegisterCallback(CUlogsCallback, void*, CUlogsCallbackHandle* handle) {
   if (handle != nullptr) *handle = nullptr;
   return CUDA_SUCCESS;

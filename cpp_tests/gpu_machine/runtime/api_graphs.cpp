@@ -14,7 +14,7 @@ using axonn::gpu_machine::SignalPtr;
 
 namespace {
 
-// Returns whether all that the capture's streams were given comes before the origin's last nodes.
+// Returns whether the origin's last nodes come after all work of the capture's streams.
 bool is_joined(const Runtime& runtime, const Capture& capture) {
   std::vector<bool> before(capture.nodes.size(), false);
   for (const size_t tip : capture.origin->tips) before[tip] = true;
@@ -45,7 +45,7 @@ cudaError_t end_capture(Runtime& runtime, cudaStream_t stream, cudaGraph_t* grap
   }
   capture->is_active = false;
   runtime.captures.erase(capture);
-  std::vector<Node> nodes = std::exchange(capture->nodes, {});  // events still hold the capture
+  std::vector<Node> nodes = std::exchange(capture->nodes, {});  // events still refer to the capture
   if (capture->is_broken) return cudaErrorStreamCaptureInvalidated;
   if (!joined) return cudaErrorStreamCaptureUnjoined;
   capture->graph->nodes = std::move(nodes);
@@ -54,7 +54,7 @@ cudaError_t end_capture(Runtime& runtime, cudaStream_t stream, cudaGraph_t* grap
 }
 
 // Returns the order in which a replay enqueues nodes. If the branches run one after the other, they
-// run in this order, too.
+// also run in this order.
 std::vector<size_t> order_of(Runtime& runtime, const std::vector<Node>& nodes) {
   const auto& options = runtime.options;
   if (options.branches == Branches::kSideBySide || options.node_order == nullptr) {
@@ -65,8 +65,8 @@ std::vector<size_t> order_of(Runtime& runtime, const std::vector<Node>& nodes) {
   return order;
 }
 
-// Waits for events see what was recorded before the launch; after it, others see what the launch
-// records, of several records of an event the last one.
+// External waits see what was recorded before the launch. After the launch, others see what it
+// records: for each event, its last record.
 void enqueue_nodes(Runtime& runtime, CUgraphExec_st& exec, const SignalPtr& begun,
                    const std::vector<size_t>& order, std::vector<SignalPtr>& done) {
   std::map<cudaEvent_t, SignalPtr> before;
@@ -148,7 +148,7 @@ cudaError_t cudaStreamIsCapturing(cudaStream_t stream, cudaStreamCaptureStatus* 
     return cudaSuccess;
   });
 }
-// Its name is a macro of CUDA's header, which has other parameters before CUDA 13.
+// The name is a macro in CUDA's header; its parameters differ before CUDA 13.
 cudaError_t cudaStreamGetCaptureInfo(cudaStream_t stream, cudaStreamCaptureStatus* status,
                                      unsigned long long* id, cudaGraph_t* graph,
                                      const cudaGraphNode_t** dependencies,
@@ -164,8 +164,8 @@ cudaError_t cudaStreamGetCaptureInfo(cudaStream_t stream, cudaStreamCaptureStatu
               : found->capture->is_broken ? cudaStreamCaptureStatusInvalidated
                                           : cudaStreamCaptureStatusActive;
     if (id != nullptr && found->capture != nullptr) *id = found->capture->id;
-    // A node's handle is its number and one. They are good until the thread asks again, as CUDA's
-    // are until the stream is given more.
+    // A node's handle is its index plus one. The array is valid until the thread's next query;
+    // CUDA's is valid until the stream gets more work.
     thread_local std::vector<cudaGraphNode_t> tips;
     tips.clear();
     for (const size_t tip : found->tips) tips.push_back(reinterpret_cast<cudaGraphNode_t>(tip + 1));
@@ -185,7 +185,7 @@ cudaError_t cudaGraphInstantiateWithFlags(cudaGraphExec_t* exec, cudaGraph_t gra
                                           unsigned long long flags) {
   return cudaGraphInstantiate(exec, graph, flags);
 }
-// Tells their number only.
+// Returns only the number of nodes.
 cudaError_t cudaGraphGetNodes(cudaGraph_t graph, cudaGraphNode_t* nodes, size_t* count) {
   return api("cudaGraphGetNodes", [&](Runtime&) {
     if (nodes != nullptr) return cudaErrorNotSupported;
@@ -197,11 +197,11 @@ cudaError_t cudaGraphLaunch(cudaGraphExec_t exec, cudaStream_t stream) {
   return api("cudaGraphLaunch", [&](Runtime& r) {
     const CUstream_st* found = r.resolve(stream);
     if (found == nullptr) return cudaErrorInvalidResourceHandle;
-    if (found->capture != nullptr) return cudaErrorNotSupported;  // a graph in a graph
+    if (found->capture != nullptr) return cudaErrorNotSupported;  // a graph within a graph
     return r.submit(stream, [&](int on) { (void)replay(r, *exec, on); });
   });
 }
-// Replays that were enqueued still run.
+// Replays that are already enqueued still run.
 cudaError_t cudaGraphExecDestroy(cudaGraphExec_t exec) {
   return api("cudaGraphExecDestroy", [&](Runtime&) {
     delete exec;

@@ -22,7 +22,7 @@ struct Configuration {
   cudaStream_t stream;
   dim3 cluster = {1, 1, 1};
   bool is_cooperative = false;
-  bool overlaps = false;  // it may begin before the kernel in front of it ends
+  bool overlaps = false;  // may begin before the previous kernel ends
 };
 
 cudaError_t launch(Runtime& runtime, const void* function, const Configuration& with,
@@ -30,7 +30,7 @@ cudaError_t launch(Runtime& runtime, const void* function, const Configuration& 
   const std::shared_ptr<const Program> program = runtime.kernel_of(function);
   if (program == nullptr) return cudaErrorInvalidDeviceFunction;
   const auto limit = runtime.shared_limits().find(function);
-  // What was asked for is dynamic; without asking, the kernel's own counts, too.
+  // A requested limit is for dynamic memory only; the default one includes the kernel's own.
   const bool asked = limit != runtime.shared_limits().end();
   const uint64_t most = asked ? static_cast<uint64_t>(limit->second) : kSharedWithoutAsking;
   if (with.shared_bytes + (asked ? 0 : program->shared_bytes) > most) return cudaErrorInvalidValue;
@@ -60,7 +60,7 @@ bool fits(dim3 cluster, dim3 grid) {
          grid.y % cluster.y == 0 && grid.z % cluster.z == 0;
 }
 
-// The configuration that a triple of angle brackets leaves for the call behind it.
+// The configuration that <<<...>>> passes to the call after it.
 Configuration& pushed() {
   thread_local Configuration configuration;
   return configuration;
@@ -97,7 +97,7 @@ cudaError_t __cudaPopCallConfiguration(dim3* grid, dim3* block, size_t* shared_b
   *static_cast<cudaStream_t*>(stream) = pushed().stream;
   return cudaSuccess;
 }
-// A kernel's handle is its host function. nvcc's code asks once per process.
+// A kernel's handle is its host function. nvcc's code asks for it once per process.
 cudaError_t __cudaGetKernel(cudaKernel_t* kernel, const void* function) {
   *kernel = reinterpret_cast<cudaKernel_t>(const_cast<void*>(function));
   return cudaSuccess;
@@ -135,7 +135,7 @@ cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t* config, const void* fu
         continue;
       }
       if (attribute.id != cudaLaunchAttributeClusterDimension) {
-        return cudaErrorNotSupported;  // an attribute that the machine does not know
+        return cudaErrorNotSupported;  // an attribute unknown to the machine
       }
       const auto& cluster = attribute.val.clusterDim;
       with.cluster = {cluster.x, cluster.y, cluster.z};

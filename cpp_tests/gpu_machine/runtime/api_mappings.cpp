@@ -1,8 +1,8 @@
-// Memory by the driver: physical memory, addresses that it is mapped to, and multicast objects,
-// whose addresses name the same bytes of all devices of a team. Processes pass both to each other
-// by descriptors of files. What the machine refuses of it: mappings of a part, binding at an
-// offset, and handles for other hosts. Source: CUDA driver API 13.0, "Virtual Memory Management"
-// and "Multicast Object Management".
+// The driver's memory functions: physical memory, the addresses that it is mapped to, and multicast
+// objects, whose addresses name the same bytes on all devices of a team. Processes pass both to
+// each other as file descriptors. Not supported are partial mappings, binding at an offset, and
+// handles for other hosts. Source: CUDA driver API 13.0, "Virtual Memory Management" and "Multicast
+// Object Management".
 #include <cuda.h>
 #include <fcntl.h>
 
@@ -41,7 +41,7 @@ bool is_device(const Runtime& runtime, int device) {
   return device >= 0 && device < runtime.options.devices;
 }
 
-// What an object's handle can be turned into, for other processes.
+// Whether handles of these types can be exported to other processes.
 bool is_known(unsigned long long handle_types) {
   return handle_types == 0 || handle_types == CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
 }
@@ -72,8 +72,8 @@ CUresult create_multicast(Runtime& runtime, Mappings& mappings,
   return CUDA_SUCCESS;
 }
 
-// Waits until all devices have joined the team, as CUDA does. If no other process can bring them,
-// that would be forever.
+// Waits until all devices have joined the team, as CUDA does. Fails if they never can, because no
+// other process can add them.
 CUresult wait_for_team(Runtime& runtime, Mappings::Handle multicast) {
   const Description& description = *multicast.description;
   if (!multicast.is_shareable && !description.is_complete()) return CUDA_ERROR_INVALID_VALUE;
@@ -81,7 +81,7 @@ CUresult wait_for_team(Runtime& runtime, Mappings::Handle multicast) {
                                                   "a multicast object waits for its devices"));
 }
 
-// A multicast address names nothing before all devices of the team have bound their memory.
+// A multicast address names no memory until all devices of the team have bound theirs.
 std::vector<Region*> find_team(Memory& memory, const Description& multicast) {
   std::vector<Region*> team;
   for (const auto& file : multicast.bound()) {
@@ -112,7 +112,7 @@ CUresult map(Runtime& runtime, Mappings& mappings, CUdeviceptr address, size_t s
   return CUDA_SUCCESS;
 }
 
-// Waits for all devices first, since their kernels may use the address.
+// Waits for all devices first, since their kernels may be using the address.
 CUresult unmap(Runtime& runtime, Mappings& mappings, CUdeviceptr address, size_t size) {
   const auto found = mappings.reserved.find(address);
   if (found == mappings.reserved.end() || found->second.bytes != size ||
@@ -129,7 +129,7 @@ CUresult unmap(Runtime& runtime, Mappings& mappings, CUdeviceptr address, size_t
   return CUDA_SUCCESS;
 }
 
-// Binds the memory of a region to the place of its device in a team.
+// Binds the memory of a region to its device's place in a team.
 CUresult bind(Runtime& runtime, Mappings& mappings, CUmemGenericAllocationHandle multicast,
               size_t multicast_offset, Region* from, size_t memory_offset, size_t size) {
   const Mappings::Handle* to = mappings.find(multicast);
@@ -139,7 +139,7 @@ CUresult bind(Runtime& runtime, Mappings& mappings, CUmemGenericAllocationHandle
   if (!to->description->has(from->lies_on)) return CUDA_ERROR_INVALID_VALUE;
   if (const CUresult error = wait_for_team(runtime, *to)) return error;
   Mappings::Handle* const still = mappings.find(multicast);
-  // Another thread may have released either of them meanwhile.
+  // Meanwhile another thread may have released either of them.
   if (still == nullptr || from->file == nullptr) return CUDA_ERROR_INVALID_VALUE;
   if (multicast_offset != 0 || memory_offset != 0 || size != still->description->bytes() ||
       size != from->bytes.size()) {
@@ -186,7 +186,7 @@ CUresult cuMemCreate(CUmemGenericAllocationHandle* handle, size_t size,
     return flags != 0 ? CUDA_ERROR_INVALID_VALUE : create(r, mappings, handle, size, prop);
   });
 }
-// Memory that is mapped stays until it is unmapped.
+// Mapped memory stays until it is unmapped.
 CUresult cuMemRelease(CUmemGenericAllocationHandle handle) {
   return driver("cuMemRelease", [&](Runtime&, Mappings& mappings) {
     if (mappings.find(handle) == nullptr) return CUDA_ERROR_INVALID_VALUE;
@@ -224,7 +224,7 @@ CUresult cuMemUnmap(CUdeviceptr address, size_t size) {
   return driver("cuMemUnmap",
                 [&](Runtime& r, Mappings& mappings) { return unmap(r, mappings, address, size); });
 }
-// The machine does not refuse access, see cudaDeviceEnablePeerAccess.
+// The machine does not refuse access; see cudaDeviceEnablePeerAccess.
 CUresult cuMemSetAccess(CUdeviceptr address, size_t, const CUmemAccessDesc*, size_t) {
   return driver("cuMemSetAccess", [&](Runtime&, Mappings& mappings) {
     const auto found = mappings.reserved.find(address);

@@ -21,7 +21,7 @@ using axonn::gpu_machine::window_start;
 
 namespace {
 
-// Addresses of the process itself, whose windows no allocation must have.
+// From this window on, addresses may belong to the process itself; no allocation may lie there.
 constexpr uint64_t kMostWindow = 1024;
 
 uint64_t address_of(const void* pointer) { return reinterpret_cast<uint64_t>(pointer); }
@@ -46,7 +46,7 @@ cudaError_t allocate(Runtime& runtime, void** pointer, size_t bytes, bool is_pin
   try {
     address = for_host ? memory.allocate_for_host(bytes, name, device)
                        : memory.allocate(bytes, name, device);
-  } catch (const std::bad_alloc&) {  // of the host, where a byte takes several
+  } catch (const std::bad_alloc&) {  // host memory, of which each byte takes several
     return cudaErrorMemoryAllocation;
   }
   if (address >= window_start(kMostWindow)) return cudaErrorMemoryAllocation;
@@ -69,7 +69,7 @@ cudaError_t release(Runtime& runtime, void* pointer) {
   return cudaSuccess;
 }
 
-// Frees what was staged for copies that are over.
+// Frees the staging memory of copies that have ended.
 void free_staged(Runtime& runtime) {
   std::erase_if(runtime.staged, [&](const auto& copy) {
     if (!runtime.machine.is_idle(copy.second)) return false;
@@ -78,8 +78,8 @@ void free_staged(Runtime& runtime) {
   });
 }
 
-// Enqueues a copy of the host's pageable memory, which is read before the call returns. A graph
-// keeps what it read.
+// Enqueues a copy from pageable host memory, which is read before the call returns. A graph keeps
+// what it read.
 cudaError_t copy_from_host(Runtime& runtime, uint64_t target, const void* from, size_t bytes,
                            cudaStream_t stream) {
   auto& machine = runtime.machine;
@@ -97,8 +97,8 @@ cudaError_t copy_from_host(Runtime& runtime, uint64_t target, const void* from, 
   return status;
 }
 
-// Memory that the machine does not know is the host's, pageable: it is read before the call
-// returns, and is written when it returns.
+// Memory that the machine does not know is pageable host memory: it is read before the call
+// returns, or has been written by then.
 cudaError_t copy(Runtime& runtime, void* to, const void* from, size_t bytes, cudaStream_t stream) {
   if (bytes == 0) return cudaSuccess;
   auto& machine = runtime.machine;
@@ -118,20 +118,20 @@ cudaError_t copy(Runtime& runtime, void* to, const void* from, size_t bytes, cud
   return cudaSuccess;
 }
 
-// The device that memory lies on, and -1 for the host's.
+// The device that memory lies on; -1 for host memory.
 int device_of(const Region& region) {
   if (region.is_host) return -1;
   return region.lies_on >= 0 ? region.lies_on : region.device;
 }
 
-// Whether memory lies on another device than a stream's. Which process made it does not matter.
+// Whether memory lies on another device than the stream's, no matter which process made it.
 bool is_remote(Runtime& runtime, const Region& region, cudaStream_t handle) {
   const CUstream_st* stream = runtime.resolve(handle);
   const int device = device_of(region);
   return stream != nullptr && device >= 0 && device != stream->device;
 }
 
-// The place of a flag that a stream itself reads or writes.
+// A flag that a stream itself reads or writes.
 struct Flag {
   Flag(Agent& agent, uint64_t address)
       : region(*agent.machine.region_at(address)), offset(address & (window_start(1) - 1)) {

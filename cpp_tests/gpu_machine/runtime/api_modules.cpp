@@ -1,5 +1,5 @@
-// Modules that a program loads itself, and their kernels. A module is a PTX text, as a driver
-// compiles one; the machine cannot run machine code.
+// Modules that a program loads itself, and their kernels. A module is PTX text, which a driver
+// would compile; the machine cannot run machine code.
 #include <cuda.h>
 #include <cuda_runtime_api.h>
 
@@ -110,7 +110,7 @@ CUresult cuLaunchKernelEx(const CUlaunchConfig* config, CUfunction function, voi
   same.blockDim = {config->blockDimX, config->blockDimY, config->blockDimZ};
   same.dynamicSmemBytes = config->sharedMemBytes;
   same.stream = config->hStream;
-  same.attrs = reinterpret_cast<cudaLaunchAttribute*>(config->attrs);  // the same in both
+  same.attrs = reinterpret_cast<cudaLaunchAttribute*>(config->attrs);  // the same layout
   same.numAttrs = config->numAttrs;
   return as_driver(cudaLaunchKernelExC(&same, function, parameters));
 }

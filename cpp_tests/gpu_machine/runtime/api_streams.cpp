@@ -7,7 +7,7 @@ using axonn::gpu_machine::SignalPtr;
 
 namespace {
 
-constexpr int kHighestPriority = -5;  // as on a H100
+constexpr int kHighestPriority = -5;  // as on an H100
 
 cudaError_t create_stream(Runtime& runtime, cudaStream_t* stream, unsigned flags, int priority) {
   auto* made = new CUstream_st;
@@ -117,7 +117,7 @@ cudaError_t cudaStreamGetPriority(cudaStream_t stream, int* priority) {
   });
 }
 
-// What was enqueued still runs, as on a GPU.
+// Work that is already enqueued still runs, as on a GPU.
 cudaError_t cudaStreamDestroy(cudaStream_t stream) {
   return api("cudaStreamDestroy", [&](Runtime& r) {
     if (std::erase(r.streams, stream) == 0) return cudaErrorInvalidResourceHandle;
@@ -143,7 +143,7 @@ cudaError_t cudaStreamQuery(cudaStream_t stream) {
   });
 }
 
-// The function runs while the machine does; as on a GPU, it must not call CUDA.
+// The function runs when the machine does; as on a GPU, it must not call CUDA.
 cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t function, void* data) {
   return api("cudaLaunchHostFunc", [&](Runtime& r) {
     return r.submit(stream, [&machine = r.machine, function, data](int on) {
@@ -182,7 +182,7 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned
   return api("cudaStreamWaitEvent",
              [&](Runtime& r) { return wait(r, stream, event, flags == cudaEventWaitExternal); });
 }
-// In the machine's time, in which only instructions of warps and sleeps take some: copies take
+// In the machine's virtual time. Only warp instructions and sleeps take time; copies take
 // none.
 cudaError_t cudaEventElapsedTime(float* milliseconds, cudaEvent_t start, cudaEvent_t end) {
   return api("cudaEventElapsedTime", [&](Runtime&) {

@@ -1,4 +1,4 @@
-// What a GPU says of itself that depends on its compute capability.
+// Properties of a GPU that depend on its compute capability.
 // Source: NVIDIA, CUDA C++ Programming Guide, "Compute Capabilities".
 #pragma once
 
@@ -8,14 +8,14 @@
 namespace axonn::gpu_machine {
 
 struct Capability {
-  int sm = 90;                                          // ten times the major, and the minor
+  int sm = 90;                                          // 10 * major + minor
   int shared_of_block = 232448, shared_of_sm = 233472;  // bytes
 
   int major() const { return sm / 10; }
   int minor() const { return sm % 10; }
 };
 
-// Throws std::invalid_argument for one that is not known here.
+// Throws std::invalid_argument for an unknown compute capability.
 inline Capability capability_of(int sm) {
   if (sm == 90) return {};
   if (sm == 80) return {80, 166912, 167936};

@@ -51,7 +51,7 @@ TEST(RuntimeGraphs, BranchesAreOrderedOnlyByEvents) {
   }
 }
 
-// A replay waits for what an external event was recorded behind before the launch, and records it
+// A replay waits for the last record of an external event before the launch, and records the event
 // for those that wait after the launch.
 TEST(RuntimeGraphs, ExternalEventsOrderReplaysWithStreams) {
   for (const bool waits : {false, true}) {
@@ -86,14 +86,14 @@ TEST(RuntimeGraphs, WhatACaptureForbidsBreaksIt) {
   const auto begin = [&] {
     AXONN_CUDA_CHECK(cudaStreamBeginCapture(a, cudaStreamCaptureModeThreadLocal));
   };
-  begin();  // to wait for a stream that is captured
+  begin();  // waiting for a captured stream
   EXPECT_EQ(cudaStreamSynchronize(a), cudaErrorStreamCaptureUnsupported);
   EXPECT_EQ(cudaStreamEndCapture(a, &graph), cudaErrorStreamCaptureInvalidated);
   AXONN_CUDA_CHECK(cudaEventRecord(event, b));
-  begin();  // to wait for what is outside
+  begin();  // waiting for work outside the capture
   EXPECT_EQ(cudaStreamWaitEvent(a, event, 0), cudaErrorStreamCaptureIsolation);
   EXPECT_EQ(cudaStreamEndCapture(a, &graph), cudaErrorStreamCaptureInvalidated);
-  begin();  // to leave a branch open
+  begin();  // leaving a branch open
   AXONN_CUDA_CHECK(cudaEventRecord(event, a));
   AXONN_CUDA_CHECK(cudaStreamWaitEvent(b, event, 0));
   fill(words, 1, b);

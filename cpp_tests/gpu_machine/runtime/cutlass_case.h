@@ -1,5 +1,5 @@
-// A product by one of CUTLASS's GEMMs on the runtime, compared with the sum in double. Values are
-// small integers, so that every sum is exact in float32 and in 16 bits, in any order.
+// A product by one of CUTLASS's GEMMs on the runtime, checked against sums in double. Values are
+// small integers, so every sum is exact in float32 and in 16 bits, in any order.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -24,7 +24,7 @@ inline std::vector<double> draw_integers(int64_t count, std::mt19937_64& random)
   return values;
 }
 
-// A packed matrix on the device, by rows or by columns; values are [rows][columns].
+// A packed matrix on the device, stored by rows or by columns; values are [rows][columns].
 inline void* put_matrix(const std::vector<double>& values, int rows, int columns, bool by_rows,
                         DataType dtype) {
   std::vector<std::byte> bytes(values.size() * 2);
@@ -41,7 +41,7 @@ inline void* put_matrix(const std::vector<double>& values, int rows, int columns
   return address;
 }
 
-// What a GEMM is given, on the device of the current runtime.
+// The inputs of a GEMM, on the device of the current runtime.
 struct CutlassData {
   CutlassData(const CutlassGemm& gemm, CutlassSizes sizes, uint64_t seed)
       : random(seed),
@@ -67,7 +67,7 @@ struct CutlassData {
   CutlassProblem problem{};
 };
 
-// Calls it so often, each time adding to what the call before has made, and beginning early.
+// Makes `calls` calls, each of which adds to the result of the one before and may begin early.
 inline void check_cutlass_gemm(const CutlassGemm& gemm, CutlassSizes sizes, uint64_t seed,
                                int calls = 1, bool checks_races = true) {
   const auto [m, n, k, num_ctas] = sizes;
@@ -111,7 +111,7 @@ inline void check_cutlass_gemm(const CutlassGemm& gemm, CutlassSizes sizes, uint
   EXPECT_EQ(wrong, 0);
 }
 
-// Whole tiles, ragged ones, more depth than there are stages, and several tiles for a CTA.
+// Whole tiles, ragged tiles, more depth than there are stages, and several tiles per CTA.
 inline void check_cutlass_gemm(const CutlassGemm& gemm, bool checks_races = true) {
   const int unit = gemm.alignment;
   const CutlassSizes ragged{128 + 9 * unit, 64 + 7 * unit, 64 + 3 * unit, 4};

@@ -1,5 +1,5 @@
 // CUTLASS's GEMMs that every run of the machine's tests checks.
-// With this, CUTLASS's kernels wait for those that they may overlap.
+// Makes CUTLASS's kernels wait for the kernels that they may overlap.
 #define CUTLASS_ENABLE_GDC_FOR_SM90
 #include "gpu_machine/runtime/cutlass_gemm.cuh"
 

@@ -1,5 +1,5 @@
-// Instances of CUTLASS's GEMMs for sm_90 as its example 49 makes them: with the collective builders
-// and the universal adapter, and nothing of this project. Source: CUTLASS 4.2,
+// Instances of CUTLASS's GEMMs for sm_90, made as in its example 49: with the collective builders
+// and the universal adapter, and nothing from this project. Source: CUTLASS 4.2,
 // examples/49_hopper_gemm_with_collective_builder.
 #pragma once
 
@@ -32,7 +32,7 @@ struct Pingpong : Cooperative {
   using Mainloop = cutlass::gemm::KernelTmaWarpSpecializedPingpong;
   using Epilogue = cutlass::epilogue::TmaWarpSpecialized;
 };
-// One tile for each CTA.
+// One tile per CTA.
 struct NotPersistent : Cooperative {
   using Mainloop = cutlass::gemm::KernelTmaWarpSpecialized;
   using Epilogue = cutlass::epilogue::TmaWarpSpecialized;

@@ -1,5 +1,5 @@
-// CUTLASS's own GEMMs, unchanged: kernels that are right, which the machine must run to the right
-// result and without an error.
+// CUTLASS's own GEMMs, unchanged: correct kernels, which the machine must run to the correct result
+// and without errors.
 #include "gpu_machine/runtime/cutlass_case.h"
 
 namespace axonn::gpu_machine {
@@ -11,7 +11,7 @@ TEST(Cutlass, DailyGemmsAreExact) {
   for (const auto& gemm : testing::daily_cutlass_gemms()) testing::check_cutlass_gemm(gemm);
 }
 
-// Each may begin before the one in front of it ends, whose result it adds to.
+// Each may begin before the previous one, whose result it adds to, has ended.
 TEST(Cutlass, GemmsThatBeginEarlyWaitForWhatTheyRead) {
   for (const auto& gemm : testing::daily_cutlass_gemms()) {
     for (uint64_t seed = 0; seed < 3; ++seed) {

@@ -1,4 +1,4 @@
-// What the launcher of the GEMMs for sm_90 does if the driver refuses a descriptor of TMA.
+// What the launcher of the sm_90 GEMMs does if the driver refuses a TMA descriptor.
 #include <cuda.h>
 #include <gtest/gtest.h>
 
@@ -12,7 +12,7 @@ namespace {
 
 #ifdef AXONN_HAS_CUTLASS
 
-// Counts its calls, and refuses the one of this number, where -1 refuses none.
+// Counts calls, and refuses the call with this number; -1 refuses none.
 struct Driver {
   int refused = -1;
   int calls = 0;
@@ -31,7 +31,7 @@ CUresult encode(CUtensorMap* map, CUtensorMapDataType, cuuint32_t, void*, const 
 }
 
 cudaError_t launch(const kernels::sm90::Instance& instance, int refused) {
-  alignas(16) static char memory[16];  // nothing runs that could reach it
+  alignas(16) static char memory[16];  // no kernel runs that could access it
   kernels::cuda::FusedGemm gemm{};
   gemm.a = gemm.b = gemm.d = memory;
   gemm.m = gemm.n = gemm.k = 1024;
@@ -54,11 +54,11 @@ TEST(Descriptors, AGemmIsNotLaunchedWithOneThatTheDriverRefused) {
   runtime.offer_entry_point("cuTensorMapEncodeTiled", reinterpret_cast<void*>(&encode));
   for (const auto& instance : kernels::sm90::instances()) {
     const int launches = runtime.calls_of("cudaLaunchKernelExC");
-    runtime.fail("cudaLaunchKernelExC", cudaErrorLaunchFailure);  // nothing shall run
+    runtime.fail("cudaLaunchKernelExC", cudaErrorLaunchFailure);  // no kernel may run
     EXPECT_EQ(launch(instance, -1), cudaErrorLaunchFailure);
     EXPECT_EQ(runtime.calls_of("cudaLaunchKernelExC"), launches + 1);
     const int descriptors = driver().calls;
-    EXPECT_EQ(descriptors, 4);  // a, b, d and what is added to d, or the two destinations
+    EXPECT_EQ(descriptors, 4);  // a, b, and either d and its addend or two destinations
     for (int refused = 0; refused < descriptors; ++refused) {
       EXPECT_EQ(launch(instance, refused), cudaErrorInvalidValue) << refused;
     }

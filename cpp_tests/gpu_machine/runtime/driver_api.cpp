@@ -1,4 +1,4 @@
-// Functions of the driver that programs get by name.
+// Functions of the driver that programs look up by name.
 #include "gpu_machine/runtime/driver_api.h"
 
 #include <cuda.h>
@@ -13,7 +13,7 @@ extern "C" CUresult cuTensorMapEncodeTiled(
     CUtensorMapL2promotion l2_promotion, CUtensorMapFloatOOBfill fill) {
   auto& runtime = axonn::gpu_machine::Runtime::current();
   const axonn::gpu_machine::RuntimeLock lock(runtime);
-  // As the driver does, it leaves no last error of the runtime.
+  // Like the driver, this does not set the runtime's last error.
   const int injected = runtime.count_call("cuTensorMapEncodeTiled");
   if (injected != 0) return static_cast<CUresult>(injected);
   return static_cast<CUresult>(axonn::gpu_machine::encode_tiled(

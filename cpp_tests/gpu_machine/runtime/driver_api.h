@@ -1,4 +1,4 @@
-// The functions of the driver that the machine has.
+// The functions of the driver that the machine provides.
 #pragma once
 
 #include <map>
@@ -6,7 +6,7 @@
 
 namespace axonn::gpu_machine {
 
-// By the names by which programs ask for them.
+// By the names that programs ask for.
 std::map<std::string, void*> driver_functions();
 
 }  // namespace axonn::gpu_machine

@@ -9,7 +9,7 @@
 namespace axonn::gpu_machine {
 namespace {
 
-// The header of all images, and what stands in front of each.
+// The header of a fat binary, and the header of each image in it.
 struct Header {
   uint32_t magic;
   uint16_t version, header_bytes;
@@ -23,7 +23,7 @@ struct Image {
 constexpr uint32_t kMagic = 0xBA55ED50;
 constexpr uint16_t kPtx = 1;
 
-// What nvcc's code passes for registration.
+// What nvcc's code passes to register a fat binary.
 struct Wrapper {
   uint32_t magic, version;
   const void* data;
@@ -76,7 +76,7 @@ std::string_view ptx_of(const void* fat_binary) {
 
 extern "C" {
 
-// A handle is what nvcc's code passes.
+// A handle is the pointer that nvcc's code passes.
 void** __cudaRegisterFatBinary(void* wrapper) { return static_cast<void**>(wrapper); }
 void __cudaRegisterFatBinaryEnd(void**) {}
 char __cudaInitModule(void**) { return 1; }

@@ -1,4 +1,4 @@
-// The kernels that nvcc has built into this program: it registers them before main.
+// The kernels that nvcc built into this program, which registers them before main.
 #pragma once
 
 #include <map>
@@ -17,15 +17,15 @@ struct Registered {
   std::map<const void*, Function> functions;
 };
 
-// What was registered so far. The list is complete when main begins, unless libraries are opened
+// Everything registered so far. The list is complete when main begins, unless libraries are opened
 // later.
 const Registered& registered();
-// The module of a fat binary, which is parsed when it is first asked for. Not for several threads
-// at a time. Throws as ptx_of does.
+// The module of a fat binary, parsed at the first use. Not for several threads at a time. Throws as
+// ptx_of does.
 const Module& module_of(const void* fat_binary);
 
 // The PTX of a fat binary that was built with --no-compress. Throws std::runtime_error if there is
-// none. Source: the layout as fatbinary of CUDA 13.0 writes it.
+// none. Source: the layout that the fatbinary tool of CUDA 13.0 writes.
 std::string_view ptx_of(const void* fat_binary);
 
 }  // namespace axonn::gpu_machine

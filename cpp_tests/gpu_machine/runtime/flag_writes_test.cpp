@@ -1,5 +1,5 @@
-// By whom the flags behind copies are raised: by the queue of a stream, where a probe has arrived,
-// or by the copy engine.
+// The two ways to raise flags after copies: by the queue of a stream if a probe has arrived, and by
+// the copy engine otherwise.
 #include <gtest/gtest.h>
 
 #include <string>
@@ -29,7 +29,7 @@ class FlagWrites {
   explicit FlagWrites(const RuntimeOptions& options)
       : runtime_(options), random_(options.machine.seed), ranks_(kRanks) {}
 
-  // Makes a gather on all ranks, checks it, and returns how many writes of values it asked for.
+  // Runs a gather on all ranks, checks it, and returns how many value writes it has made.
   int writes_of_gather() {
     const Operands with(ranks_, kM, kK, kN, random_);
     const auto outputs = with.outputs(kM);
@@ -54,7 +54,7 @@ class FlagWrites {
   VirtualRanks ranks_;
 };
 
-constexpr int kFlags = kRanks * (kRanks - 1);  // of one gather
+constexpr int kFlags = kRanks * (kRanks - 1);  // per gather
 
 TEST(FlagWrites, FlagsOfPeersAreCopiedIfNothingWasProbed) {
   FlagWrites calls(with_seed(1));
@@ -71,7 +71,7 @@ TEST(FlagWrites, TheQueueWritesWhereProbesArrive) {
   }
 }
 
-// Whether the driver says no, or says nothing and does nothing, the calls are right.
+// Calls are correct whether the driver refuses the writes or silently ignores them.
 TEST(FlagWrites, FlagsAreCopiedWhereProbesDoNotArrive) {
   for (const RemoteWrites comes : {RemoteWrites::kRefused, RemoteWrites::kIgnored}) {
     RuntimeOptions options = with_seed(2);
@@ -86,10 +86,10 @@ TEST(FlagWrites, FlagsAreCopiedWhereProbesDoNotArrive) {
   }
 }
 
-// One of the probes is refused: only that one flag is copied.
+// One of the probes is refused, so only that flag is copied.
 TEST(FlagWrites, EachPairOfRanksIsProbed) {
   FlagWrites calls(with_seed(3));
-  calls.runtime().fail(kWrite, cudaErrorNotSupported, 1);  // of rank 0 to rank 2
+  calls.runtime().fail(kWrite, cudaErrorNotSupported, 1);  // from rank 0 to rank 2
   calls.ranks().probe_writes();
   EXPECT_EQ(calls.ranks()[0].peers.queue_writes, 0b011u);
   EXPECT_EQ(calls.ranks()[1].peers.queue_writes, 0b111u);
@@ -97,7 +97,7 @@ TEST(FlagWrites, EachPairOfRanksIsProbed) {
   EXPECT_EQ(calls.writes_of_gather(), kFlags - 1);
 }
 
-// NVIDIA supports no such writes from CUDA 13.1 on, so nobody asks whether they do something else.
+// NVIDIA does not support such writes from CUDA 13.1 on, so there they are not even probed.
 TEST(FlagWrites, ADriverThatDoesNotSupportThemIsNotAsked) {
   for (const int driver : {13000, 13010, 14000}) {
     RuntimeOptions options = with_seed(4);

@@ -1,4 +1,4 @@
-// The host code of fused calls, on ranks that run against each other.
+// The host code of fused calls, on ranks that run concurrently.
 #include "core/cuda/fused/fused_calls.h"
 
 #include <gtest/gtest.h>
@@ -30,10 +30,10 @@ struct Shape {
 
 class EachShape : public ::testing::TestWithParam<Shape> {};
 
-// The kinds of calls follow each other in a random order, which is the same on all ranks, on a
-// random stream of each rank. The epochs begin at 0 or shortly before they wrap. In the first two
-// runs the streams' queues write the flags. In the others they are copied, as where a graph counts
-// calls, too; in one of these, from the host's memory, as if the ranks shared a device.
+// Calls of random kinds follow each other, in the same order on all ranks, each on a random stream
+// of its rank. The epochs begin at 0 or shortly before they wrap. In the first two runs the
+// streams' queues write the flags. In the others flags are copied, as they also are where a graph
+// counts calls; in one of these, from host memory, as if the ranks shared a device.
 TEST_P(EachShape, CallsGiveWhatTheCpuComputes) {
   const Shape shape = GetParam();
   for (uint64_t seed = 0; seed < 6; ++seed) {
@@ -82,7 +82,7 @@ INSTANTIATE_TEST_SUITE_P(Calls, EachShape,
                                            Shape{2, 1024, 8, 8}, Shape{3, 9, 16, 8},
                                            Shape{4, 12, 8, 24}));
 
-// The first rank has all its calls enqueued and runs for long before the second one comes.
+// The first rank enqueues all of its calls and runs for long before the second one comes.
 TEST(FusedCalls, ALateRankIsWaitedFor) {
   for (uint64_t seed = 0; seed < 5; ++seed) {
     SCOPED_TRACE(seed);
@@ -109,7 +109,7 @@ TEST(FusedCalls, ALateRankIsWaitedFor) {
   }
 }
 
-// In which of its waits a rank waits in vain for another: for the call before, which has not ended
+// The wait in which a rank waits in vain for another: for the previous call, which has not ended
 // there, for the rows of a gather, or for those of a sum.
 enum class Waits { kForTheCallBefore, kForRows, kForAddends };
 
@@ -140,7 +140,7 @@ void check_wait_in_vain(Waits waits) {
         },
         CudaError);
     testing::expect_wait_in_vain(runtime, ranks, before ? 7 : 8, before ? 6 : 7);
-    if (before) {  // what comes behind has not begun
+    if (before) {  // later work has not begun
       EXPECT_NE(std::string(runtime.failure()->what()).find("begin_kernel"), std::string::npos)
           << runtime.failure()->what();
     }
@@ -153,8 +153,8 @@ TEST(FusedCalls, ARankThatNeverComesIsNamed) {
   check_wait_in_vain(Waits::kForAddends);
 }
 
-// Whatever call of CUDA fails on one rank, the rank raises an error, and what it enqueued before is
-// joined: a later copy into the shard does not race with the delivery.
+// If any CUDA call fails on one rank, the rank raises an error and joins what it has already
+// enqueued: a later copy into the shard does not race with the delivery.
 TEST(FusedCalls, ACallThatIsCutShortIsJoined) {
   for (const std::string function : {"cudaLaunchKernel", "cudaMemcpyAsync", "cuStreamWriteValue32",
                                      "cudaEventRecord", "cudaStreamWaitEvent"}) {
@@ -179,7 +179,7 @@ TEST(FusedCalls, ACallThatIsCutShortIsJoined) {
       }
       if (!failed) continue;
       ++raised;
-      // The failure that is left is that of the peer, whose wait ends.
+      // The only failure left is that of the peer, whose wait ends.
       const DeviceGuard guard(0);
       (void)cudaMemsetAsync(with.shards[0].data(), 0, 8, stream);
       (void)cudaStreamSynchronize(stream);
@@ -193,8 +193,8 @@ TEST(FusedCalls, ACallThatIsCutShortIsJoined) {
   }
 }
 
-// The GEMM of one rank cannot be launched. The rank has pushed its rows and says that its call has
-// ended, so its peer's call is right, and so are the next calls of both, on other streams.
+// The GEMM of one rank cannot be launched. The rank has pushed its rows and marks its call as
+// ended, so its peer's call is correct, and so are the next calls of both, on other streams.
 TEST(FusedCalls, TheCallsAfterOneThatIsCutShortAreRight) {
   for (uint64_t seed = 0; seed < 10; ++seed) {
     SCOPED_TRACE(seed);

@@ -41,7 +41,7 @@ GemmCall draw_call(Way way, DataType dtype, Layout layout, int ranks, int64_t mo
   const auto draw = [&](int64_t most, int64_t multiple) {
     return (1 + static_cast<int64_t>(random() % static_cast<uint64_t>(most / multiple))) * multiple;
   };
-  // Rows of what is stored are a multiple of 16 bytes long.
+  // Stored rows are a multiple of 16 bytes long.
   constexpr int64_t kElements = 8;
   const int64_t unit_m = layout.a_transposed ? kElements : 1, unit_n = kElements;
   const int64_t unit_k = layout.a_transposed && !layout.b_transposed ? 1 : kElements;
@@ -51,7 +51,7 @@ GemmCall draw_call(Way way, DataType dtype, Layout layout, int ranks, int64_t mo
   const Arriving arriving = call.arriving();
   const bool shares_m = arriving == Arriving::kRows || leaves(way);
   const int64_t unit = shares_m ? unit_m : arriving == Arriving::kColumns ? unit_n : unit_k;
-  // The shares of what arrives need not be aligned, only their sum; those of what leaves must be.
+  // Shares of what arrives need not be aligned, only their sum; shares of what leaves must be.
   const int64_t unit_of_share = leaves(way) ? unit : unit / std::gcd(unit, int64_t{ranks});
   const int64_t whole = ranks * draw(std::max(most_rows, unit), unit_of_share);
   if (shares_m) call.m = whole;

@@ -1,6 +1,6 @@
-// The GEMMs for sm_90, of CUTLASS's kernels and host code: compiled as they are built for a GPU,
-// and executed instruction by instruction. Suites whose names begin with Slow run in
-// `make emulate-slow`.
+// The sm_90 GEMMs, made of CUTLASS's kernels and host code: compiled as they are for a GPU, and
+// executed instruction by instruction. Suites whose names begin with Slow run in `make
+// emulate-slow`.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -40,7 +40,7 @@ constexpr DataType kDtypes[] = {DataType::kBFloat16, DataType::kFloat16};
 constexpr int kNumTiles = static_cast<int>(kernels::kNumSm90Tiles);
 constexpr uint32_t kBeforeTheWrap = 0xFFFFFFFD;
 
-// A block of K more than there are stages.
+// A K with one more block than there are stages.
 int64_t deeper_than_stages(int tile) {
   const kernels::Sm90Tile& listed = kernels::kSm90Tiles[static_cast<size_t>(tile)];
   return (listed.num_stages + 1) * kernels::config_of(listed, kernels::kSm90ElementBytes).block_k;
@@ -65,9 +65,9 @@ TEST_P(EachKind, ProductsThatStay) {
       run.calls.push_back({Way::kStays, type, as, m, n, k, adds, tile});
     };
     add(256, 256, deeper_than_stages(tile), false);
-    add(200, 136, 72, true);  // ragged everywhere
+    add(200, 136, 72, true);  // ragged in every dim
     add(8, 8, 8, true);
-    add(640, 520, 64, true);  // several tiles for each CTA
+    add(640, 520, 64, true);  // several tiles per CTA
   }
   testing::check_run(run);
 }
@@ -110,8 +110,8 @@ std::string name_of_way(const ::testing::TestParamInfo<WayAndTile>& info) {
 
 class DeepOrShallow : public ::testing::TestWithParam<WayAndTile> {};
 
-// Several tiles for a CTA: deeper than the stages and ragged, or so shallow that all loads fit the
-// stages and do not wait for the tile before.
+// Several tiles per CTA: deeper than the stages and ragged, or so shallow that all loads fit the
+// stages and do not wait for the previous tile.
 TEST_P(DeepOrShallow, Calls) {
   const auto [way, tile] = GetParam();
   for (uint64_t seed = 0; seed < 10; ++seed) {
@@ -130,7 +130,7 @@ INSTANTIATE_TEST_SUITE_P(Gemms, DeepOrShallow,
 
 class KThatArrives : public ::testing::TestWithParam<WayAndTile> {};
 
-// K arrives in one chunk of each rank or in several, whose ends lie within blocks of K.
+// K arrives in one chunk from each rank or in several, which end within blocks of K.
 TEST_P(KThatArrives, InChunks) {
   const auto [way, tile] = GetParam();
   const Layout layout = way == Way::kGathersB ? kNn : kNt;
@@ -149,8 +149,8 @@ INSTANTIATE_TEST_SUITE_P(Gemms, KThatArrives,
 
 // --- Bits -------------------------------------------------------------------------
 
-// The second half of K takes away what the first one adds. So the result is what rounding left,
-// which depends on the order of additions.
+// The second half of K cancels the first one, so the result is what rounding left, which depends on
+// the order of additions.
 TEST(Gemms, BitsDoNotDependOnTheTile) {
   Runtime runtime(testing::options_of(1, 1));
   std::mt19937_64 random(1);
@@ -203,7 +203,7 @@ std::string name_in_world(const ::testing::TestParamInfo<KindInWorld>& info) {
          (ranks == 1 ? "_rank" : "_ranks");
 }
 
-// Every way, each with shapes that are drawn; on 8 ranks once, because that takes long.
+// Every way, each with random shapes; on 8 ranks only once, because that takes long.
 TEST_P(EachKindInEachWorld, EveryWay) {
   const auto [dtype, layout, ranks] = GetParam();
   for (uint64_t seed = 0; seed < (ranks == 8 ? 1 : 3); ++seed) {
@@ -226,8 +226,8 @@ INSTANTIATE_TEST_SUITE_P(SlowGemms, EachKindInEachWorld,
                                             ::testing::Values(1, 2, 4, 8)),
                          name_in_world);
 
-// Sums that reach all ranks by one store at a multicast address, between calls that use the same
-// workspaces by their plain addresses.
+// Sums that reach all ranks with one store to a multicast address, between calls that use the same
+// workspaces through their plain addresses.
 void check_multicast(int ranks, uint64_t num_seeds) {
   for (uint64_t seed = 0; seed < num_seeds; ++seed) {
     std::mt19937_64 random(seed);
@@ -251,14 +251,14 @@ TEST(SlowSumsByMulticast, OfEightRanks) { check_multicast(8, 4); }
 struct Mix {
   const char* name;
   int ranks;
-  int64_t most_rows;  // of a share; 512 are two chunks
+  int64_t most_rows;  // per share; 512 rows are two chunks
   uint64_t num_seeds;
   bool pulls = false;
 };
 
 class MixedCalls : public ::testing::TestWithParam<Mix> {};
 
-// Ranks draw tiles and grids of their own. With every other seed, each rank is late for the one
+// Ranks draw their own tiles and grids. With every other seed, each rank comes long after the one
 // before it.
 TEST_P(MixedCalls, GiveWhatTheCpuComputes) {
   const Mix mix = GetParam();
@@ -297,7 +297,7 @@ INSTANTIATE_TEST_SUITE_P(SlowGemms, MixedCalls,
 
 // --- Ranks that never come, and graphs --------------------------------------------
 
-// The second rank waits in vain, in the GEMM or behind it, and says for whom.
+// The second rank waits in vain, in the GEMM or after it, and names the rank it waits for.
 TEST(GemmsThatWait, ARankThatNeverComesIsNamed) {
   const GemmCall calls[] = {{Way::kGathersA, DataType::kBFloat16, kTn, 80, 72, 64},
                             {Way::kGathersB, DataType::kFloat16, kTn, 80, 80, 64},
@@ -322,7 +322,7 @@ TEST(GemmsThatWait, ARankThatNeverComesIsNamed) {
   }
 }
 
-// A graph of every rank: a gather, and on another stream a sum.
+// A graph for every rank: a gather, and a sum on another stream.
 class CapturedCalls {
  public:
   CapturedCalls(VirtualRanks& ranks, GemmProblem& gather, GemmProblem& sum) {
@@ -349,7 +349,7 @@ class CapturedCalls {
 
 class Replays : public ::testing::TestWithParam<uint64_t> {};
 
-// Replays and eager calls follow each other, each on one of two streams that nothing else orders.
+// Replays and eager calls in random order, each on one of two streams that nothing else orders.
 TEST_P(Replays, ComeBetweenEagerCalls) {
   for (uint64_t seed = 0; seed < GetParam(); ++seed) {
     SCOPED_TRACE(seed);

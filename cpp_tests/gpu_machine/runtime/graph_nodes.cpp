@@ -7,8 +7,8 @@
 namespace axonn::gpu_machine {
 namespace {
 
-// Each of the first ones, in the order of the capture, as soon as what it comes after has run; then
-// the others.
+// Places each node of the preferred kind, in capture order, right after the nodes it depends on;
+// then all others.
 std::vector<size_t> in_front(const std::vector<Node>& nodes, bool are_kernels) {
   std::vector<size_t> order;
   std::vector<bool> placed(nodes.size(), false);

@@ -1,4 +1,4 @@
-// Orders of a graph's nodes that run one after the other.
+// Orders in which a graph's nodes run one after the other.
 #include "gpu_machine/runtime/graph_nodes.h"
 
 #include <algorithm>
@@ -28,8 +28,8 @@ Node node(Node::Kind kind, std::vector<size_t> after) {
   return made;
 }
 
-// A fused gather: a kernel, whose rows are pushed by one branch, and awaited by the other's kernel
-// behind a copy of its own.
+// A fused gather: after a kernel, one branch pushes rows; in the other one, a kernel waits for rows
+// after a copy.
 std::vector<Node> gather() {
   using enum Node::Kind;
   return {node(kKernel, {}), node(kWork, {0}),   node(kWork, {1}),
@@ -51,7 +51,7 @@ TEST(GraphNodes, AnOrderHasEachNodeBehindThoseThatItComesAfter) {
   }
 }
 
-// Captures three branches whose nodes write their numbers down, two nodes each.
+// Captures three branches of two nodes each; a node writes down its own number.
 class Numbers {
  public:
   explicit Numbers(const RuntimeOptions& options) : runtime_(options) {
@@ -137,12 +137,12 @@ TEST(GraphNodes, AnOrderThatBreaksTheGraphIsRefused) {
   EXPECT_TRUE(numbers.take().empty());
 }
 
-// A kernel and a copy of the same words, in branches that nothing orders: one after the other, the
-// last one counts.
+// A kernel and a copy that write the same words, in branches that nothing orders: when they run one
+// after the other, the last one wins.
 TEST(GraphNodes, KernelsOfAGraphAreKnownFromCopies) {
   for (const bool first : {false, true}) {
     RuntimeOptions options = with_order(0, first ? &kernels_first : &kernels_last);
-    options.machine.checks_races = false;  // there is one, which this order hides
+    options.machine.checks_races = false;  // there is a race, which this order hides
     Runtime runtime(options);
     uint32_t *words = device_words(), *zeros = device_words();
     fill(zeros, 0, nullptr);

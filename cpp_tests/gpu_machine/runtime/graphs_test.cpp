@@ -1,4 +1,4 @@
-// Fused calls in CUDA graphs: replays, beside other calls and beside each other.
+// Fused calls in CUDA graphs: replays next to other calls and next to each other.
 #include <gtest/gtest.h>
 
 #include "gpu_machine/runtime/operands.h"
@@ -16,7 +16,7 @@ using testing::VirtualRanks;
 constexpr int kRanks = 2;
 constexpr int64_t kM = 8, kK = 8, kN = 8;
 
-// A gather of every rank, captured into a graph, and one that is not.
+// A gather on every rank, captured into a graph, and another one outside of it.
 class Gathers {
  public:
   Gathers(const RuntimeOptions& options, double timeout_seconds = 1,
@@ -31,7 +31,7 @@ class Gathers {
     ranks_.captured_branches = captured;
     if (options.machine.seed % 2 == 0) ranks_.probe_writes();
     for (auto& rank : ranks_.ranks) rank->peers.limit.own_rows_ns = own_rows_ns;
-    // A workspace must have been used once before a capture.
+    // A workspace must be used once before it is captured.
     for (int r = 0; r < kRanks; ++r) call(r, eager_, ranks_[r].compute.get());
     testing::synchronize_all(kRanks);
     for (int r = 0; r < kRanks; ++r) capture(r);
@@ -69,7 +69,7 @@ class Gathers {
     ranks_.gather(r, with_.shards[rank], with_.bs[rank], outputs[rank], kM, kK, kN, stream);
   }
 
-  // Of two gathers, the second one on another stream.
+  // Captures two gathers, the second one on another stream.
   void capture(int r) {
     const auto gather = [&](cudaStream_t stream) { call(r, replayed_, stream); };
     graphs_.push_back(ranks_.capture(r, gather, gather));
@@ -91,7 +91,7 @@ RuntimeOptions with_seed(uint64_t seed) {
 }
 
 // Replays and other calls follow each other in any order, the same on all ranks, each on one of two
-// streams that nothing else orders. They share workspace, flags and epoch.
+// streams that nothing else orders. They share the workspace, flags and epoch.
 TEST(GraphsOfFusedCalls, ReplaysComeBetweenOtherCalls) {
   for (uint64_t seed = 0; seed < 12; ++seed) {
     SCOPED_TRACE(seed);
@@ -112,7 +112,7 @@ TEST(GraphsOfFusedCalls, ReplaysComeBetweenOtherCalls) {
   }
 }
 
-// The host that waits for all calls also waits for those of replays.
+// A host that waits for all calls also waits for those in replays.
 TEST(GraphsOfFusedCalls, TheHostWaitsForReplays) {
   for (uint64_t seed = 0; seed < 10; ++seed) {
     SCOPED_TRACE(seed);
@@ -129,8 +129,8 @@ TEST(GraphsOfFusedCalls, TheHostWaitsForReplays) {
   }
 }
 
-// Between replays the workspace grows: a graph goes on with the memory that it has captured, and
-// with that memory's epochs.
+// The workspace grows between replays: a graph keeps using the memory that it captured, and that
+// memory's epochs.
 TEST(GraphsOfFusedCalls, AWorkspaceGrowsBetweenReplays) {
   for (uint64_t seed = 0; seed < 10; ++seed) {
     SCOPED_TRACE(seed);
@@ -145,7 +145,7 @@ TEST(GraphsOfFusedCalls, AWorkspaceGrowsBetweenReplays) {
         is_replay ? gathers.replay(r, stream) : gathers.call_outside(r, stream);
       }
     }
-    // Of both memories that the workspace has had since, the first one was freed.
+    // The workspace has had two memories since then; the first was freed, and its word was reused.
     EXPECT_EQ(gathers.ranks()[0].peers.epoch_to_push, gathers.ranks()[0].pinned.epoch_to_push(1));
     gathers.expect_results();
   }
@@ -158,8 +158,8 @@ RuntimeOptions in_turn(uint64_t seed, const NodeOrder& order) {
   return options;
 }
 
-// Replays a gather on each rank, of whose branches one runs after the other. Returns whether all
-// went well; otherwise a rank has said in its time for whom it waited.
+// Replays a gather on each rank; its branches run one after the other. Returns whether that went
+// well; if not, a rank must have named, in time, the rank it waited for.
 bool goes_well(uint64_t seed, const NodeOrder& order) {
   Gathers gathers(in_turn(seed, order), 1e-3);
   try {
@@ -179,9 +179,9 @@ bool goes_well(uint64_t seed, const NodeOrder& order) {
   }
 }
 
-// A gather needs the GEMM and the pushes of its peers to run side by side. CUDA does not promise
-// that of a graph's branches: one after the other, the ranks wait for each other until the budget
-// ends, unless all pushes come first.
+// A gather needs the GEMM and the pushes of its peers to run side by side, which CUDA does not
+// promise for a graph's branches. One after the other, the ranks wait for each other until the
+// budget ends, unless all pushes come first.
 TEST(GraphsOfFusedCalls, BranchesThatRunOneAfterTheOtherEndInTime) {
   constexpr uint64_t kTries = 20, kFew = 5;
   uint64_t of_any_order = 0, with_kernels_first = 0, with_kernels_last = 0;
@@ -197,7 +197,7 @@ TEST(GraphsOfFusedCalls, BranchesThatRunOneAfterTheOtherEndInTime) {
   EXPECT_EQ(with_kernels_last, kFew);
 }
 
-// If the capture says that branches run in turn, a replay is right in whatever order they come.
+// If the capture says that branches run in turn, a replay is correct in any order of branches.
 TEST(GraphsOfFusedCalls, BranchesThatWereCapturedInTurnMayRunInTurn) {
   for (const NodeOrder& order :
        {NodeOrder(), NodeOrder(&kernels_first), NodeOrder(&kernels_last)}) {
@@ -210,7 +210,7 @@ TEST(GraphsOfFusedCalls, BranchesThatWereCapturedInTurnMayRunInTurn) {
   }
 }
 
-// A GEMM in front of its own rank's pushes gives up long before the budget is over, and says why.
+// A GEMM ahead of its own rank's pushes gives up long before the budget ends, and says why.
 TEST(GraphsOfFusedCalls, AGemmInFrontOfItsRanksPushesNotices) {
   for (uint64_t seed = 0; seed < 10; ++seed) {
     SCOPED_TRACE(seed);
@@ -231,7 +231,7 @@ TEST(GraphsOfFusedCalls, AGemmInFrontOfItsRanksPushesNotices) {
   }
 }
 
-// Side by side, a GEMM whose own rows have left waits for a late peer until the budget is over.
+// Side by side, a GEMM whose own rows have left waits for a late peer until the budget ends.
 TEST(GraphsOfFusedCalls, AGemmWhoseRowsHaveLeftWaitsForALatePeer) {
   constexpr uint64_t kOwnRowsNs = 100'000;
   for (uint64_t seed = 0; seed < 5; ++seed) {
@@ -252,7 +252,7 @@ TEST(GraphsOfFusedCalls, AGemmWhoseRowsHaveLeftWaitsForALatePeer) {
   }
 }
 
-// Flags are written by the streams' queues only where the host counts what the device counts.
+// The streams' queues write flags only while the host counts calls as the device does.
 TEST(WorkspaceMemory, TheHostCountsUntilAGraphDoesOrACallIsCutShort) {
   Runtime runtime(with_seed(0));
   const kernels::cuda::PinnedState pinned;
@@ -274,18 +274,18 @@ TEST(WorkspaceMemory, TheHostCountsUntilAGraphDoesOrACallIsCutShort) {
     call(false, i, true);
     memory.leave_call(peers);
   }
-  call(true, 4, false);  // it counts when it is replayed, not now
+  call(true, 4, false);  // counts when replayed, not now
   memory.leave_call(peers);
   call(false, 5, false);
   grow();  // while that call, which was cut short, has not ended
   call(false, 1, true);
-  call(false, 2, false);  // the call before was cut short
+  call(false, 2, false);  // the previous call was cut short
   memory.leave_call(peers);
   call(false, 3, false);
 }
 
-// A memory that a graph has captured goes on with its own epochs, also while the workspace has
-// another one by now.
+// A memory that a graph has captured keeps its own epochs, even after the workspace has moved to
+// another one.
 TEST(PinnedState, EachMemoryHasAWordOfItsOwn) {
   Runtime runtime(with_seed(0));
   const kernels::cuda::PinnedState pinned;
@@ -299,7 +299,7 @@ TEST(PinnedState, EachMemoryHasAWordOfItsOwn) {
   EXPECT_EQ(pinned.failure().state, SpinFailure::kNone);
 }
 
-// Its stream is one that nobody else has.
+// Nothing else uses the lane's stream.
 TEST(CopyLane, HasAStreamOfItsOwnThatEndsWithIt) {
   Runtime runtime(with_seed(0));
   {

@@ -1,4 +1,4 @@
-// A runtime for programs whose host computes on devices' memory, too, and brings its PTX in files.
+// A runtime for programs whose host also computes on device memory, with PTX from files.
 #include <unistd.h>
 
 #include <array>

@@ -123,7 +123,7 @@ void Mappings::release(uint64_t handle) {
   Handle& gone = *find(handle);
   if (gone.region != nullptr) Memory::let_go(*gone.region);
   for (Region* region : gone.bound) {
-    gone.description->unbind(region->lies_on);  // before the file's descriptor may be another's
+    gone.description->unbind(region->lies_on);  // before the descriptor may be that of another file
     Memory::let_go(*region);
   }
   handles.erase(handle);

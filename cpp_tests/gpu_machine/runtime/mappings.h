@@ -1,5 +1,5 @@
-// What the driver's functions for virtual memory have made. Processes share it by files: each has
-// behind its bytes a page that describes it.
+// Objects made by the driver's functions for virtual memory. Processes share them as files, each of
+// which has, after its bytes, a page that describes it.
 #pragma once
 
 #include <atomic>
@@ -13,11 +13,11 @@
 
 namespace axonn::gpu_machine {
 
-// The page behind the bytes of memory of a device, or of a multicast object, which has no bytes.
-// All processes that have the object see it.
+// The page after the bytes of device memory, or that of a multicast object, which has no bytes. All
+// processes that have the object see it.
 class Description {
  public:
-  static constexpr unsigned kMostDevices = 64;  // of a team
+  static constexpr unsigned kMostDevices = 64;  // per team
 
   Description(uint64_t bytes, int device) : bytes_(bytes), device_(device) {}
   static Description of_multicast(uint64_t bytes, unsigned num_devices) {
@@ -34,16 +34,16 @@ class Description {
   int device() const { return device_; }
   bool is_multicast() const { return num_devices_ != 0; }
 
-  // --- Of a multicast object ---
-  // A device joins the team. Returns false if it is there already, or the team is complete.
+  // --- For multicast objects ---
+  // Adds a device to the team. Returns false if it is in it already, or the team is complete.
   bool add(int device);
   bool is_complete() const;
   bool has(int device) const;
-  // Binds memory of this process for a device. Returns false if the device has some already.
+  // Binds memory of this process for a device. Returns false if the device already has some.
   bool bind(int device, const SharedFile& memory);
-  // Returns false if the device has none.
+  // Unbinds the memory of a device. Returns false if it has none.
   bool unbind(int device);
-  // The memory of all devices, in their order; empty until all have bound some.
+  // Returns the memory of all devices, in their order; empty until all have bound some.
   std::vector<std::shared_ptr<const SharedFile>> bound() const;
 
  private:
@@ -52,14 +52,14 @@ class Description {
   struct Member {
     std::atomic<int> device = -1;
     std::atomic<int> state = kUnbound;
-    int process = 0, descriptor = -1;  // of the memory that is bound
+    int process = 0, descriptor = -1;  // of the bound memory
   };
   Member* member_of(int device);
 
   uint64_t magic_ = kMagic;
   uint64_t bytes_;
   int device_;
-  unsigned num_devices_ = 0;  // of the team
+  unsigned num_devices_ = 0;  // in the team
   Member members_[kMostDevices];
 };
 
@@ -73,12 +73,12 @@ struct Mappings {
   };
   struct Reserved {
     uint64_t bytes = 0;
-    uint64_t handle = 0;  // that is mapped there; 0 if none is
+    uint64_t handle = 0;  // the handle mapped there; 0 if none
   };
 
-  // Makes an object, and its handle, of what describes it.
+  // Creates an object with this description, and returns a handle to it.
   uint64_t create(Memory& memory, const Description& description, bool is_shareable);
-  // Makes a handle of the object that a descriptor stands for; nothing if it is none.
+  // Returns a handle to the object behind a descriptor; nothing if it is not one.
   std::optional<uint64_t> import(Memory& memory, int descriptor);
   Handle* find(uint64_t handle);
   void release(uint64_t handle);

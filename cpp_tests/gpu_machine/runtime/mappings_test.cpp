@@ -1,4 +1,4 @@
-// Memory by the driver's functions: what they make, and what they refuse.
+// Memory of the driver's functions: what they create, and what they refuse.
 #include <cuda.h>
 #include <gtest/gtest.h>
 
@@ -59,7 +59,7 @@ TEST(Mappings, TwoAddressesNameTheSameBytes) {
   EXPECT_NE(one, other);
   ASSERT_EQ(write(one + 64, 5), cudaSuccess);
   EXPECT_EQ(read(other + 64), 5u);
-  // Memory that is released stays as long as it is mapped, and an address can be used again.
+  // Released memory stays as long as it is mapped, and an address can be used again.
   EXPECT_EQ(cuMemRelease(memory), CUDA_SUCCESS);
   EXPECT_EQ(cuMemUnmap(one, kBytes), CUDA_SUCCESS);
   EXPECT_EQ(read(other + 64), 5u);

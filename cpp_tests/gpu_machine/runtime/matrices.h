@@ -1,5 +1,5 @@
-// Matrices of small integers, on the host and on devices. Sums of their products are exact in fp32,
-// in any order, so a result is known to the bit.
+// Matrices of small integers, on the host and on devices. Sums of their products are exact in fp32
+// in any order, so results are known to the bit.
 #pragma once
 
 #include <cstdint>
@@ -15,7 +15,7 @@ namespace axonn::gpu_machine::testing {
 using axonn::cuda::CudaError;
 using kernels::DataType;
 
-// What a value becomes in bfloat16 or float16.
+// Converts a value to bfloat16 or float16.
 inline uint16_t narrowed(float value, DataType dtype) {
   return dtype == DataType::kFloat16 ? kernels::Float16::from_float(value).bits
                                      : kernels::BFloat16::from_float(value).bits;
@@ -55,7 +55,7 @@ struct Matrix {
     }
     return t;
   }
-  // Every value as bfloat16 or float16 holds it.
+  // Rounds every value to bfloat16 or float16.
   Matrix rounded(DataType dtype) const {
     Matrix m = *this;
     for (float& value : m.values) value = widened(narrowed(value, dtype), dtype);
@@ -78,7 +78,7 @@ struct Matrix {
   friend bool operator==(const Matrix&, const Matrix&) = default;
 };
 
-// A matrix in bfloat16 or float16 on the current device. It is freed with the runtime.
+// A bfloat16 or float16 matrix on the current device; it is freed with the runtime.
 class DeviceMatrix {
  public:
   DeviceMatrix(int64_t rows, int64_t columns, DataType dtype = DataType::kBFloat16)
@@ -93,7 +93,7 @@ class DeviceMatrix {
   }
   void* data() const { return data_; }
   size_t bytes() const { return static_cast<size_t>(rows_ * columns_) * sizeof(uint16_t); }
-  // Throws CudaError if something ended the machine.
+  // Throws CudaError if the machine has ended with an error.
   Matrix read() const {
     std::vector<uint16_t> narrow(static_cast<size_t>(rows_ * columns_));
     AXONN_CUDA_CHECK(cudaMemcpy(narrow.data(), data_, bytes(), cudaMemcpyDeviceToHost));

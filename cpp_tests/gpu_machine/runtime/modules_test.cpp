@@ -14,7 +14,7 @@
 namespace axonn::gpu_machine {
 namespace {
 
-// A kernel that writes `value` to where its parameter points.
+// A kernel that writes `value` to the address in its parameter.
 std::string writes(int value) {
   return ".version 9.0\n.target sm_90\n.address_size 64\n"
          ".visible .entry write(.param .u64 to)\n{\n"
@@ -80,8 +80,8 @@ TEST(Modules, SharedMemoryIsAskedForFirst) {
   EXPECT_EQ(testing::first_word(words), 3U);
 }
 
-// A kernel's own shared memory counts against the limit without asking, and against a block's
-// whole, but not against the dynamic memory that was asked for.
+// A kernel's own shared memory counts toward the default limit and toward the block's maximum, but
+// not toward the dynamic memory that was requested.
 TEST(Modules, SharedMemoryOfTheKernelIsNoDynamicOne) {
   constexpr unsigned kOwn = 1024, kWithoutAsking = 49152;
   Runtime runtime;

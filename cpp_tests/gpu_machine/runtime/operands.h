@@ -11,7 +11,7 @@
 
 namespace axonn::gpu_machine::testing {
 
-// Operands of the ranks, and what a gather of the a's rows and a sum must give.
+// Operands of the ranks, with the results of a gather of the a's rows and of a sum.
 struct Operands {
   Operands(VirtualRanks& of_ranks, int64_t rows, int64_t with_k, int64_t with_n,
            std::mt19937_64& random)

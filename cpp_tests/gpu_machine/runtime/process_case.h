@@ -1,4 +1,4 @@
-// Ranks in processes of their own, each with a runtime, for tests of what they share.
+// Ranks in separate processes, each with a runtime, for tests of what they share.
 #pragma once
 
 #include <cuda.h>
@@ -24,7 +24,7 @@ namespace axonn::gpu_machine::testing {
 inline constexpr int kMostProcesses = 4;
 inline constexpr size_t kSharedBytes = size_t{1} << 21;
 
-// What processes tell each other besides: a page that all have.
+// A page that all processes share, for other communication between them.
 struct Board {
   struct Line {
     std::atomic<int> process = 0, descriptor = -1, steps = 0;
@@ -38,7 +38,7 @@ struct Board {
   }
 };
 
-// One process; its rank is its device.
+// One process; its rank is also its device.
 class Process {
  public:
   Process(Board& board, int its_rank, int its_size, const RuntimeOptions& options)
@@ -47,14 +47,14 @@ class Process {
     expect(cudaSetDevice(rank) == cudaSuccess, "cudaSetDevice");
   }
 
-  // What is expected and is not so is told at the end.
+  // Failed expectations are reported at the end.
   void expect(bool is_so, const std::string& what) {
     if (!is_so) failures_ += "rank " + std::to_string(rank) + ": " + what + "\n";
   }
   void succeeds(CUresult error, const std::string& what) {
     expect(error == CUDA_SUCCESS, what + ": " + std::to_string(error));
   }
-  // The machine must have ended with an error that has these words.
+  // Expects that the machine has ended with an error that contains these words.
   void expect_failure(const std::string& words) {
     const auto& failure = runtime.failure();
     expect(failure && std::string(failure->what()).find(words) != std::string::npos, words);
@@ -65,7 +65,7 @@ class Process {
     return failures_;
   }
 
-  // All processes come to this point.
+  // Waits until all processes reach this point.
   void meet() {
     const int step = ++own().steps;
     for (int other = 0; other < size; ++other) {
@@ -90,7 +90,7 @@ class Process {
     succeeds(cuMemMap(address, kSharedBytes, 0, handle, 0), "cuMemMap");
     return address;
   }
-  // Passes the object of one process to all; the others' handles count for nothing.
+  // Passes one process's object to all; the handles of the others are ignored.
   CUmemGenericAllocationHandle broadcast(CUmemGenericAllocationHandle handle, int from) {
     int descriptor = -1;
     if (rank == from) {
@@ -113,7 +113,7 @@ class Process {
     if (rank == from) close(descriptor);
     return imported;
   }
-  // Each process makes memory, and maps that of all. It is zero at first.
+  // Each process passes its own memory, and maps that of all. It is zero at first.
   std::vector<CUdeviceptr> map_all(CUmemGenericAllocationHandle own_memory) {
     std::vector<CUdeviceptr> addresses;
     for (int from = 0; from < size; ++from) {
@@ -136,7 +136,7 @@ class Process {
     return value;
   }
 
-  // Runs a kernel of one warp; %d10 and those that follow hold these addresses.
+  // Runs a kernel of one warp; the registers from %d10 on hold these addresses.
   void run(const std::vector<CUdeviceptr>& addresses, const std::string& body, uint32_t threads) {
     std::string loads;
     for (size_t i = 0; i < addresses.size(); ++i) {
@@ -179,7 +179,7 @@ inline RuntimeOptions of_process(int rank, double patience_seconds) {
   return options;
 }
 
-// Runs it in so many processes, and expects that all end well.
+// Runs `what` in `size` processes, and expects all of them to succeed.
 inline void in_processes(int size, const std::function<void(Process&)>& what,
                          double patience_seconds = 30,
                          RemoteWrites remote_writes = RemoteWrites::kWork) {

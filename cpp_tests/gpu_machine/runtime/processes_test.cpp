@@ -1,4 +1,4 @@
-// Memory and multicast objects that processes share by descriptors of files.
+// Memory and multicast objects that processes share as file descriptors.
 #include "gpu_machine/runtime/process_case.h"
 
 namespace axonn::gpu_machine::testing {
@@ -17,7 +17,7 @@ TEST(Processes, ReachEachOthersMemory) {
       const auto* word = reinterpret_cast<const uint32_t*>(own + 64);
       p.expect(*word == 8, "the host sees it at its address");
     }
-    // Memory lives as long as a process uses it, under whichever of its names.
+    // Memory lives as long as the process uses it, under any of its addresses.
     const CUdeviceptr again = p.map(memory);
     p.succeeds(cuMemRelease(memory), "cuMemRelease");
     p.succeeds(cuMemUnmap(own, kSharedBytes), "cuMemUnmap");
@@ -31,7 +31,7 @@ TEST(Processes, ReachEachOthersMemory) {
 }
 
 TEST(Processes, WaitForEachOthersFlags) {
-  // Each rank hands a word that it has written before to the next one, and waits for its own.
+  // Each rank writes a word for the next rank, raises its flag, and waits for its own flag.
   const std::string body = R"(
   mov.u32 %r1, 1;
 ROUND:
@@ -91,7 +91,7 @@ AGAIN:
   });
 }
 
-// A wait that takes longer than the patience is no deadlock while its warp sleeps, and time passes.
+// A wait longer than the patience is no deadlock while its warp sleeps and time passes.
 TEST(Processes, AWaitTakesItsTime) {
   const std::string body = R"(
   mov.u64 %d1, %globaltimer;
@@ -148,7 +148,7 @@ AGAIN:
   in_processes(3, [&](Process& p) {
     const auto memory = p.create(), multicast = multicast_of(p, kSharedBytes);
     p.succeeds(cuMulticastAddDevice(multicast, p.rank), "cuMulticastAddDevice");
-    // It waits for the other processes' devices.
+    // Waits for the devices of the other processes.
     p.succeeds(p.rank == 1 ? cuMulticastBindAddr(multicast, 0, p.map(memory), kSharedBytes, 0)
                            : cuMulticastBindMem(multicast, 0, memory, 0, kSharedBytes, 0),
                "cuMulticastBindMem");

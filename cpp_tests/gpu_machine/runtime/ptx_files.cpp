@@ -15,7 +15,7 @@ std::string text_of_file(const std::string& path) {
   return {std::istreambuf_iterator<char>(file), {}};
 }
 
-// As .target sm_90a, whose instructions no other GPU has.
+// Such as .target sm_90a, whose instructions no other GPU has.
 bool is_for_another(const std::string& ptx, int sm) {
   constexpr std::string_view kTarget = ".target sm_";
   const size_t at = ptx.find(kTarget);

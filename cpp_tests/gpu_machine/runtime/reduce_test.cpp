@@ -1,4 +1,4 @@
-// The sums of csrc/core/cuda/reduce.cu, from its launcher to their bits.
+// The sums of csrc/core/cuda/reduce.cu, from their launcher to the bits of the result.
 #include "core/cuda/reduce.h"
 
 #include <gtest/gtest.h>
@@ -19,7 +19,7 @@ struct Case {
   ReduceOp op;
   int64_t num_sources;
   size_t count;
-  size_t offset;  // of every matrix, in elements: vectors of 16 bytes need aligned ones
+  size_t offset;  // of every matrix, in elements: 16-byte vectors must be aligned
 };
 
 void check(const Case& c, std::mt19937_64& random) {
@@ -51,7 +51,7 @@ TEST(Reduce, SumsAndMaximaHaveTheCpusBits) {
   std::mt19937_64 random(7);
   for (const auto dtype : {DataType::kFloat32, DataType::kFloat64, DataType::kBFloat16,
                            DataType::kFloat16, DataType::kInt64}) {
-    // Each dtype has a runtime of its own, because every allocation has a window of addresses.
+    // Each dtype has its own runtime, because every allocation takes a window of addresses.
     Runtime runtime;
     for (const auto op : {ReduceOp::kSum, ReduceOp::kMax}) {
       for (const int64_t num_sources : {1, 3, 9}) {

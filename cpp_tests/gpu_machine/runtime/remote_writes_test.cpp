@@ -1,4 +1,4 @@
-// Streams that write values (cuStreamWriteValue32) to memory of other devices: it works, is
+// Streams that write values (cuStreamWriteValue32) to memory of other devices: the write works, is
 // refused, or does nothing. Memory of the stream's own device and of the host is always written.
 #include "gpu_machine/runtime/process_case.h"
 #include "gpu_machine/runtime/runtime_case.h"
@@ -15,7 +15,7 @@ using testing::pinned_words;
 using testing::Process;
 using testing::stream_with;
 
-// The words are 0 at first.
+// The words start as 0.
 uint32_t* words_of(int device) {
   AXONN_CUDA_CHECK(cudaSetDevice(device));
   uint32_t* words = device_words();
@@ -50,7 +50,7 @@ TEST_P(RemoteWrite, OfAnotherDeviceDependsOnTheOption) {
     uint32_t *first = words_of(0), *second = words_of(1), *pinned = pinned_words();
     *pinned = 0;
     cudaStream_t stream = stream_with(cudaStreamNonBlocking);  // of device 1
-    AXONN_CUDA_CHECK(cudaSetDevice(0));                        // which is not what counts
+    AXONN_CUDA_CHECK(cudaSetDevice(0));                        // this does not matter
     EXPECT_EQ(write(stream, first, 5), wanted());
     EXPECT_EQ(write(stream, second, 6), CUDA_SUCCESS);
     EXPECT_EQ(write(stream, pinned, 7), CUDA_SUCCESS);
@@ -58,7 +58,7 @@ TEST_P(RemoteWrite, OfAnotherDeviceDependsOnTheOption) {
     EXPECT_EQ(first_word(first), expected(5));
     EXPECT_EQ(first_word(second), 6u);
     EXPECT_EQ(*pinned, 7u);
-    // The default stream is that of the current device.
+    // The default stream belongs to the current device.
     EXPECT_EQ(write(nullptr, first, 8), CUDA_SUCCESS);
     EXPECT_EQ(write(nullptr, second, 9), wanted());
     AXONN_CUDA_CHECK(cudaDeviceSynchronize());
@@ -68,7 +68,7 @@ TEST_P(RemoteWrite, OfAnotherDeviceDependsOnTheOption) {
   }
 }
 
-// What follows a write that does nothing is not kept from running, and a wait for it is in vain.
+// Work after an ignored write still runs, and a wait for the value is in vain.
 TEST_P(RemoteWrite, AWaitForOneThatDoesNotComeIsInVain) {
   Runtime runtime(with_seed(0));
   uint32_t *first = words_of(0), *second = words_of(1);
@@ -102,7 +102,7 @@ TEST_P(RemoteWrite, OfAGraphIsLikewise) {
   EXPECT_EQ(first_word(second), 6u);
 }
 
-// Whose memory it is does not matter, but on which device it lies.
+// The process that owns the memory does not matter; the device it lies on does.
 TEST_P(RemoteWrite, OfAnotherProcessDependsOnItsDevice) {
   const CUresult refused_or_not = wanted();
   const uint32_t comes = expected(7);

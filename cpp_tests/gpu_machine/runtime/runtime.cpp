@@ -33,7 +33,7 @@ cudaError_t error_of(MachineError::Kind kind) {
     case MachineError::Kind::kGone:
       return cudaErrorECCUncorrectable;
     default:
-      return cudaErrorUnknown;  // what no GPU notices
+      return cudaErrorUnknown;  // errors that no GPU notices
   }
 }
 
@@ -66,7 +66,7 @@ Runtime& Runtime::current() {
     return *of_process;
   }
   if (current_runtime() == nullptr) {
-    // CUDA's functions have no way to say so: exceptions would end in destructors that call them.
+    // CUDA's functions cannot report this: an exception would end in destructors that call them.
     std::fputs("a function of CUDA was called without a Runtime\n", stderr);
     std::abort();
   }
@@ -200,7 +200,7 @@ cudaStream_t Runtime::resolve(cudaStream_t stream) {
   return std::find(streams.begin(), streams.end(), stream) == streams.end() ? nullptr : stream;
 }
 
-// The default stream and those that were not created as non-blocking wait for each other.
+// The default stream, and the streams not created as non-blocking, wait for each other.
 void Runtime::order_with_default_stream(cudaStream_t stream) {
   if (!stream->is_default) {
     if ((stream->flags & cudaStreamNonBlocking) != 0) return;
@@ -313,7 +313,7 @@ cudaError_t Runtime::refuse_in_capture(cudaStream_t stream) {
   return cudaErrorStreamCaptureUnsupported;
 }
 
-// Captures of other threads matter if both they and this thread are in the global mode.
+// Captures of other threads matter only if they and this thread are in the global mode.
 cudaError_t Runtime::refuse_in_global_capture() {
   if (capture_mode == cudaStreamCaptureModeRelaxed) return cudaSuccess;
   for (const CapturePtr& capture : captures) {
@@ -368,7 +368,7 @@ void Runtime::load_module_of(const std::string& kernel, const void* fat_binary) 
 
 cudaError_t Runtime::load_on_device(const void* host_function, bool is_launch) {
   if (!loaded_functions_.emplace(host_function, device).second || !is_launch) return cudaSuccess;
-  if (!captures.empty()) return cudaSuccess;  // which launches nothing yet
+  if (!captures.empty()) return cudaSuccess;  // nothing is launched yet
   return wait_for_device(device);
 }
 

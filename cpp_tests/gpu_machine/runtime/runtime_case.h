@@ -1,4 +1,4 @@
-// Memory, streams and events for the tests of the runtime, and runs with many seeds.
+// Memory, streams and events for tests of the runtime, and runs with many seeds.
 #pragma once
 
 #include <cuda.h>
@@ -52,8 +52,8 @@ inline uint32_t first_word(const uint32_t* words) {
   return value;
 }
 
-// Does it with many seeds. Returns how often the machine fails in this way, and expects that it
-// fails in no other.
+// Runs `what` with many seeds. Returns how often the machine fails with this kind of error, and
+// expects no other kind.
 template <typename Do>
 inline uint64_t failures(MachineError::Kind kind, Do&& what) {
   uint64_t count = 0;

@@ -95,7 +95,7 @@ TEST(RuntimeStreams, TheHostOrdersWhatItHasWaitedFor) {
       cudaStream_t a = stream_with(cudaStreamNonBlocking), b = stream_with(cudaStreamNonBlocking);
       uint32_t* words = device_words();
       fill(words, 1, a);
-      runtime.give_turns(1000);  // it is over, but the host does not know
+      runtime.give_turns(1000);  // the work has ended, but the host does not know
       if (waits) AXONN_CUDA_CHECK(cudaStreamSynchronize(a));
       (void)cudaMemsetAsync(words, 2, kBytes, b);
     });
@@ -221,7 +221,7 @@ TEST(RuntimeStreams, EventsTellTheTimeBetweenThem) {
   AXONN_CUDA_CHECK(cudaEventRecord(end, nullptr));
   AXONN_CUDA_CHECK(cudaEventSynchronize(end));
   EXPECT_EQ(cudaEventElapsedTime(&milliseconds, begin, end), cudaSuccess);
-  EXPECT_GT(milliseconds, 0);  // a nanosecond for each instruction of a warp
+  EXPECT_GT(milliseconds, 0);  // one nanosecond per warp instruction
   EXPECT_LT(milliseconds, 0.1f);
   EXPECT_EQ(cudaEventElapsedTime(&milliseconds, begin, new_event()),
             cudaErrorInvalidResourceHandle);

@@ -1,4 +1,4 @@
-// The rest of CUTLASS's own GEMMs that the machine is checked with, see cutlass_test.cpp.
+// The other CUTLASS GEMMs that the machine is checked with; see cutlass_test.cpp.
 #include "gpu_machine/runtime/cutlass_case.h"
 
 namespace axonn::gpu_machine {
@@ -10,9 +10,9 @@ void check_all(const std::vector<testing::CutlassGemm>& gemms) {
 
 TEST(SlowCutlass, CooperativeGemmsAreExact) { check_all(testing::cooperative_cutlass_gemms()); }
 
-// wgmma reads by the async proxy what cp.async has written by the generic one. CUTLASS's kernel has
-// no fence.proxy.async there, for which PTX asks; the machine reports that, and nothing else is
-// wrong.
+// wgmma reads through the async proxy what cp.async wrote through the generic one. PTX requires a
+// fence.proxy.async there, which CUTLASS's kernel lacks; the machine reports that, and nothing else
+// is wrong.
 TEST(SlowCutlass, AGemmWithLoadsByCopyAsyncLacksAFence) {
   const testing::CutlassGemm gemm = testing::copy_async_cutlass_gemm();
   testing::check_cutlass_gemm(gemm, false);

@@ -20,7 +20,7 @@ __device__ float element(const void* matrix, int64_t row, int64_t column, int64_
   return __bfloat162float(static_cast<const __nv_bfloat16*>(matrix)[at]);
 }
 
-// Waits for a chunk of what arrives.
+// Waits until a chunk has arrived.
 __device__ void await_chunk(const FusedGemm& gemm, int64_t ordinal) {
   const auto& arrivals = gemm.arrivals;
   const auto layout = comm::SignalLayout::of(arrivals.plan, 1);
@@ -30,7 +30,7 @@ __device__ void await_chunk(const FusedGemm& gemm, int64_t ordinal) {
       {static_cast<int32_t>(arrivals.plan.chunks_per_shard), static_cast<int32_t>(ordinal)});
 }
 
-// Each CTA, of one warp, computes the rows of a chunk.
+// Each CTA has one warp and computes the rows of one chunk.
 __global__ void __launch_bounds__(kThreads)
     slow_gemm_kernel(const __grid_constant__ FusedGemm gemm, comm::ChunkPlan rows) {
   const auto ordinal = static_cast<int64_t>(blockIdx.x);

@@ -1,6 +1,6 @@
-// All-reduces that the switch adds up: multimem.ld_reduce beside the GEMMs for sm_90, between calls
-// that use the same workspaces in other ways. Suites whose names begin with Slow run in
-// `make emulate-slow`.
+// All-reduces that the switch adds up: multimem.ld_reduce next to the sm_90 GEMMs, between calls
+// that use the same workspaces in other ways. Suites whose names begin with Slow run in `make
+// emulate-slow`.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -37,14 +37,14 @@ constexpr Layout kLayouts[] = {kTn, kNn, kNt};
 constexpr DataType kDtypes[] = {DataType::kBFloat16, DataType::kFloat16};
 constexpr uint32_t kBeforeTheWrap = 0xFFFFFFFD;
 
-// A call with a grid of so many CTAs; an eighth of them adds up.
+// A call with a grid of `ctas` CTAs, an eighth of which add up.
 GemmCall in_switch(DataType dtype, Layout layout, int64_t m, int64_t n, int64_t k, int ctas = 4) {
   GemmCall call{Way::kSumsInSwitch, dtype, layout, m, n, k};
   call.ctas = ctas;
   return call;
 }
 
-// Calls whose rows are one part or several, some of them ragged, with calls in other ways between.
+// Calls whose rows are one part or several, some of them ragged, with other calls in between.
 void check_mix(int ranks, uint64_t num_seeds) {
   for (uint64_t seed = 0; seed < num_seeds; ++seed) {
     std::mt19937_64 random(seed);
@@ -69,7 +69,7 @@ TEST(SlowSumsInSwitch, OfThreeRanks) { check_mix(3, 10); }
 TEST(SlowSumsInSwitch, OfFourRanks) { check_mix(4, 10); }
 TEST(SlowSumsInSwitch, OfEightRanks) { check_mix(8, 4); }
 
-// One right after the other, each overwriting what the one before has added up.
+// In direct succession: each overwrites what the previous one has added up.
 TEST(SumsInSwitch, FollowEachOther) {
   for (uint64_t seed = 0; seed < 4; ++seed) {
     GemmRun run{.seed = seed, .epoch = kBeforeTheWrap};
@@ -80,7 +80,7 @@ TEST(SumsInSwitch, FollowEachOther) {
   }
 }
 
-// As many parts as 2,048 rows have, and as many as there can be.
+// The number of parts of 2,048 rows, and the largest number there can be.
 void check_many_parts(int64_t rows, uint64_t num_seeds) {
   for (uint64_t seed = 0; seed < num_seeds; ++seed) {
     GemmRun run{.seed = seed, .epoch = kBeforeTheWrap, .is_late = seed % 2 == 1};
@@ -92,8 +92,8 @@ TEST(SumsInSwitch, OfEightParts) { check_many_parts(2048, 1); }
 TEST(SlowSumsInSwitch, OfEightParts) { check_many_parts(2048, 10); }
 TEST(SlowSumsInSwitch, OfAllParts) { check_many_parts(8192, 4); }
 
-// A rank waits in vain for the addends of the other, and says so. It waits in vain for its own
-// sums, too, which lack them; but it does not name itself.
+// A rank waits in vain for the addends of the other, and says so. It also waits in vain for its own
+// sums, which lack them, but does not name itself.
 TEST(SumsInSwitch, ARankThatNeverComesIsNamed) {
   for (uint64_t seed = 0; seed < 6; ++seed) {
     const int present = seed % 2 == 0 ? 1 : 0;
@@ -119,8 +119,8 @@ TEST(SumsInSwitch, ARankThatNeverComesIsNamed) {
   }
 }
 
-// A graph of each rank: a sum in the switch, and on another stream a gather. Replays and eager
-// calls follow each other.
+// A graph for each rank: a sum in the switch, and a gather on another stream. Replays and eager
+// calls alternate.
 void check_replays(uint64_t num_seeds) {
   for (uint64_t seed = 0; seed < num_seeds; ++seed) {
     SCOPED_TRACE(seed);
@@ -165,18 +165,18 @@ TEST(SlowSumsInSwitch, AreReplayed) { check_replays(20); }
 
 // --- Rounding ---------------------------------------------------------------------
 
-// Returns a matrix whose product with another is that other one.
+// Returns the identity matrix.
 Matrix identity(int64_t size) {
   Matrix result = Matrix::zeros(size, size);
   for (int64_t i = 0; i < size; ++i) result.at(i, i) = 1;
   return result;
 }
 
-// Numbers of all kinds, added up over ranks: A @ I on each. Their addends are exact, since a GEMM
-// that multiplies by 1 rounds nothing. So the error against sums in double is that of the sums in
-// fp32, of one rounding of 2^-24 for each addition of numbers that are no larger than the sum of
-// all magnitudes, and of the one rounding to the dtype. Without .acc::f32 each addition would be
-// rounded to the dtype.
+// Adds random numbers over ranks: A @ I on each. The addends are exact, since a GEMM that
+// multiplies by 1 rounds nothing. So the error against sums in double is that of the sums in fp32,
+// with one rounding of 2^-24 for each addition of numbers no larger than the sum of all
+// magnitudes, plus one rounding to the dtype. Without .acc::f32, each addition would be rounded to
+// the dtype.
 TEST(SumsInSwitch, AreRoundedOnce) {
   constexpr int kRanks = 8;
   constexpr int64_t kRows = 64, kColumns = 32;

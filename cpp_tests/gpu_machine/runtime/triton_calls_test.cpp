@@ -1,5 +1,5 @@
-// The host code of fused calls with the GEMMs in Triton, which csrc/ops/cuda/triton_gemm.cpp gives
-// it through Python. Four ranks run against each other.
+// The host code of fused calls with the Triton GEMMs, which csrc/ops/cuda/triton_gemm.cpp passes to
+// it through Python. Four ranks run concurrently.
 #include <gtest/gtest.h>
 
 #include <optional>
@@ -22,10 +22,10 @@ using testing::TritonArguments;
 using testing::TritonCase;
 using testing::VirtualRanks;
 
-constexpr int kRanks = 4;  // for which the kernels are compiled
+constexpr int kRanks = 4;  // the kernels are compiled for this number
 constexpr uint32_t kPrograms = 2;
 
-// The kernel by pointers, for sizes of which no multiple of anything is promised.
+// The kernel with pointers that was compiled for sizes of any alignment.
 std::optional<TritonCase> find_case(const std::string& kernel) {
   for (const TritonCase& one : testing::triton_cases_of(kernel)) {
     const bool scattered = !one.is_true("aligned") && !one.facts.contains("a.box");
@@ -119,7 +119,7 @@ class TritonCalls : public ::testing::Test {
   }
 };
 
-// Gathers, reduce-scatters and all-reduces follow each other. The epochs begin shortly before they
+// Gathers, reduce-scatters and all-reduces in turn. The epochs begin shortly before they
 // wrap.
 void run_calls(uint64_t seed, int64_t m, int64_t k, int64_t n, int num_calls) {
   std::mt19937_64 random(seed);

@@ -1,6 +1,6 @@
-// Ranks for tests of the real host code, each with a device of the runtime of its own. They have
-// what csrc/ops/cuda gives a rank: a workspace, a pad, pinned state, a lane for copies and the
-// order of calls.
+// Ranks for tests of the real host code, each with its own device of the runtime. They have what
+// csrc/ops/cuda gives a rank: a workspace, a pad, pinned state, a copy lane and the order of
+// calls.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -33,7 +33,7 @@ class VirtualRanks {
     HighPriorityStream compute, other;
   };
 
-  // `epoch` is the number of calls that were made before.
+  // `epoch` is the number of calls made before.
   explicit VirtualRanks(int count, uint32_t epoch = 0, double timeout_seconds = 1,
                         const kernels::cuda::GemmBackend& with = slow_backend(),
                         int64_t workspace_bytes = 1)
@@ -53,7 +53,7 @@ class VirtualRanks {
     grow(workspace_bytes, epoch);
   }
 
-  // Gives all ranks other memory, as Workspace::require does. What no graph uses is freed at once.
+  // Gives all ranks new memory, as Workspace::require does. Frees at once what no graph uses.
   void grow(int64_t bytes, uint32_t epoch = 0) {
     using kernels::cuda::kPadBytes;
     std::vector<void*> fronts, unused;
@@ -64,7 +64,7 @@ class VirtualRanks {
                                void* front = nullptr;
                                AXONN_CUDA_CHECK(cudaMalloc(&front, static_cast<size_t>(all_bytes)));
                                set_words(front, kernels::cuda::kFrontBytes / 4, 0);
-                               // The flags, and the epoch behind them.
+                               // The flags, followed by the epoch.
                                set_words(front, kPadBytes / 4 + 1, epoch);
                                fronts.push_back(front);
                                if (!keep) unused.push_back((*this)[r].peers.pads[r]);
@@ -79,7 +79,7 @@ class VirtualRanks {
       set_own_pad(peers, fronts[static_cast<size_t>(r)]);
       peers.host_epoch = epoch;
     }
-    // Not by cudaFree, which would wait for what still uses it.
+    // Not by cudaFree, which would wait for all work that still uses it.
     for (void* memory : unused) {
       if (memory != nullptr) {
         Runtime::current().machine.memory().free(reinterpret_cast<uint64_t>(memory));
@@ -87,7 +87,7 @@ class VirtualRanks {
     }
   }
 
-  // Finds out which flags the queues of streams can write, as a new workspace does.
+  // Finds out which flags the streams' queues can write, as a new workspace does.
   void probe_writes() {
     for (int r = 0; r < size(); ++r) {
       const DeviceGuard guard(r);
@@ -163,7 +163,7 @@ class VirtualRanks {
     });
   }
 
-  // A graph of what `one` and `other` enqueue on two streams of the rank.
+  // Returns a graph of what `one` and `other` enqueue on two streams of the rank.
   template <typename One, typename Other>
   cudaGraphExec_t capture(int r, One&& one, Other&& other) {
     const DeviceGuard guard(r);
@@ -209,7 +209,7 @@ class VirtualRanks {
   }
 };
 
-// Runs all devices until all is over.
+// Runs all devices until everything has ended.
 inline void synchronize_all(int devices) {
   for (int d = 0; d < devices; ++d) {
     const DeviceGuard guard(d);
@@ -217,8 +217,8 @@ inline void synchronize_all(int devices) {
   }
 }
 
-// A trap has ended the machine, and rank 1 has said that it saw `seen` where rank 0 should have set
-// `expected`.
+// Expects that a trap has ended the machine, and that rank 1 has reported that it saw `seen` where
+// rank 0 should have set `expected`.
 inline void expect_wait_in_vain(Runtime& runtime, VirtualRanks& ranks, uint32_t expected,
                                 uint32_t seen) {
   ASSERT_TRUE(runtime.failure());

@@ -1,6 +1,6 @@
-// The few functions of cuBLAS and cuBLASLt that csrc/ops/cuda/cublaslt.cpp uses, itself or through
-// PyTorch's handle. Its heuristic offers a few algorithms, which all do the same: add in fp32, in
-// the order of K, in a stream.
+// The few functions of cuBLAS and cuBLASLt that csrc/ops/cuda/cublaslt.cpp uses, directly or
+// through PyTorch's handle. The heuristic offers a few algorithms that all do the same: add in
+// fp32, in the order of K, in a stream.
 #include <cublasLt.h>
 #include <cublas_v2.h>
 #include <cuda_runtime_api.h>
@@ -19,9 +19,9 @@ using axonn::kernels::BFloat16;
 using axonn::kernels::Float16;
 
 constexpr int kAlgorithms = 4;
-constexpr size_t kWorkspaceBytes = size_t{1} << 20;  // of an algorithm with a split K
+constexpr size_t kWorkspaceBytes = size_t{1} << 20;  // for algorithms with a split K
 
-// What the descriptions of cuBLASLt hold, which its header leaves open.
+// Contents of cuBLASLt's descriptors, whose layout its header leaves open.
 struct Operation {
   cublasComputeType_t compute;
   cublasOperation_t transa, transb;
@@ -71,7 +71,7 @@ cublasStatus_t put(T& target, const void* value, size_t size) {
 
 // --- Products ------------------------------------------------------------------------------------
 
-// A column-major product that a stream has yet to compute.
+// A column-major product that a stream has not computed yet.
 struct Product {
   Operation operation;
   Layout a, b, d;
@@ -101,7 +101,7 @@ void store(void* to, int64_t i, cudaDataType_t dtype, float value) {
   std::memcpy(at, &bits, sizeof bits);
 }
 
-// Returns the matrix as [K, rows or columns of the product].
+// Returns a matrix as [K, rows or columns of the product].
 std::vector<float> by_k(const void* from, const Layout& layout, bool k_is_rows, bool is_tf32) {
   std::vector<float> values(layout.rows * layout.columns);
   const auto rows = static_cast<int64_t>(layout.rows);
@@ -142,7 +142,7 @@ void compute(const Product& p) {
   }
 }
 
-// A graph may compute it again, so it stays.
+// The product is kept, because a graph may compute it again.
 void compute_in_stream(void* product) { compute(*static_cast<const Product*>(product)); }
 
 }  // namespace
@@ -215,10 +215,10 @@ cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t p
   if (attribute == CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK) {
     return put(kept.reductions, value, size);
   }
-  return CUBLAS_STATUS_SUCCESS;  // alignments change nothing here
+  return CUBLAS_STATUS_SUCCESS;  // alignments make no difference here
 }
 
-// Every second algorithm splits K, where that is allowed and has its workspace.
+// Every second algorithm splits K, if that is allowed and there is enough workspace.
 cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cublasLtMatmulDesc_t,
                                               cublasLtMatrixLayout_t, cublasLtMatrixLayout_t,
                                               cublasLtMatrixLayout_t, cublasLtMatrixLayout_t,

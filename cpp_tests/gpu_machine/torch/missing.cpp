@@ -1,5 +1,5 @@
-// Functions that PyTorch's libraries name and that nothing has called here yet. A process that
-// calls one ends with its name.
+// Functions that PyTorch's libraries refer to, but that nothing has called here yet. A process that
+// calls one ends with the function's name.
 #include <cstdio>
 #include <cstdlib>
 

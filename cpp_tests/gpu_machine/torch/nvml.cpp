@@ -1,12 +1,12 @@
-// The functions of NVML that PyTorch asks for: its symmetric memory, whether memory can be shared
-// with other hosts, and its allocator, who else has some. CUDA's toolkit need not have NVML's
-// header.
+// The NVML functions that PyTorch calls: its symmetric memory asks whether memory can be shared
+// with other hosts, and its allocator asks which other processes have some. NVML's header may be
+// missing from the CUDA toolkit.
 #include <cuda_runtime_api.h>
 
 namespace {
 
 constexpr int kSuccess = 0, kNotSupported = 3;
-int any_device = 0;  // all are the same here
+int any_device = 0;  // all devices are the same here
 
 }  // namespace
 

@@ -1,7 +1,7 @@
-// PyTorch's own operators on the GPU in software. Its libraries hold their kernels as machine code,
-// which nobody here can run. So each operator that has a kernel for CUDA and one for CPUs is
-// computed by the latter, on the same memory: the host reaches devices' memory at its addresses.
-// What only copies, allocates or makes views stays as PyTorch has it.
+// PyTorch's own operators on the GPU in software. PyTorch's libraries hold their kernels as machine
+// code, which cannot run here. So every operator with a kernel for both CUDA and CPUs runs the CPU
+// kernel on the same memory: the host reaches device memory at its addresses. Operators that only
+// copy, allocate or make views stay as they are in PyTorch.
 #include <ATen/ATen.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -31,7 +31,7 @@ using c10::IValue;
 using c10::OperatorHandle;
 using torch::jit::Stack;
 
-// They have kernels for both, but do on a device what they shall do there, without kernels.
+// These have kernels for both, but already do the right thing on a device without kernels.
 const std::set<std::string> kStay = {"aten::_local_scalar_dense",
                                      "aten::empty",
                                      "aten::empty_strided",
@@ -53,9 +53,9 @@ at::Tensor alias_of(const at::Tensor& t) {
   return at::from_blob(t.data_ptr(), t.sizes(), t.strides(), options);
 }
 
-// A generator of CPUs in place of one of CUDA. As on a GPU, its numbers follow from the seed and
-// the offset, which each call moves on: whoever seeds again, or sets a state, gets the same
-// numbers. A graph knows no offset, so all calls that it captures begin with the seed.
+// A CPU generator in place of a CUDA one. As on a GPU, its numbers follow from the seed and the
+// offset, which each call advances: setting the seed or a state again repeats the numbers. A graph
+// has no offset, so all calls that it captures start from the seed.
 at::Generator generator_for(at::Generator of_cuda) {
   cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
   const auto stream = c10::cuda::getCurrentCUDAStream().stream();
@@ -68,7 +68,7 @@ at::Generator generator_for(at::Generator of_cuda) {
   return at::detail::createCPUGenerator(of_cuda.current_seed() + 0x9E3779B97F4A7C15u * offset);
 }
 
-// The arguments of a call, as the CPU's kernel gets them.
+// The arguments of a call, as the CPU kernel gets them.
 class Arguments {
  public:
   struct Pair {
@@ -80,7 +80,7 @@ class Arguments {
     for (size_t i = stack.size() - count; i < stack.size(); ++i) host.push_back(convert(stack[i]));
   }
 
-  // The tensor of a device that a tensor of the host stands for; undefined if it is a new one.
+  // The device tensor that a host tensor stands for; undefined if the host tensor is new.
   at::Tensor original(const at::Tensor& of_host) const {
     for (const Pair& pair : pairs) {
       if (pair.host.is_same(of_host)) return pair.device;
@@ -91,7 +91,7 @@ class Arguments {
   Stack host;
   std::vector<Pair> pairs;
   std::set<c10::DeviceIndex> devices;
-  c10::Device device{at::kCUDA, 0};  // where new tensors go
+  c10::Device device{at::kCUDA, 0};  // for new tensors
 
  private:
   at::Tensor convert(const at::Tensor& t) {
@@ -139,7 +139,7 @@ void copy_bytes(const at::Tensor& to, const at::Tensor& from) {
   std::memcpy(to.data_ptr(), from.data_ptr(), bytes);
 }
 
-// What is written out to may have been resized.
+// Outputs passed by the caller may have been resized.
 void follow_size(const Arguments& arguments) {
   for (const auto& [device, host] : arguments.pairs) {
     if (device.sizes() == host.sizes()) continue;
@@ -149,7 +149,7 @@ void follow_size(const Arguments& arguments) {
   }
 }
 
-// Tensors of the host that are new, each with the one that takes its place.
+// New host tensors, each with the device tensor that replaces it.
 using New = std::vector<std::pair<at::Tensor, at::Tensor>>;
 
 IValue on_device(const IValue& v, const Arguments& arguments, New& made) {
@@ -171,16 +171,16 @@ IValue on_device(const IValue& v, const Arguments& arguments, New& made) {
 
 // --- Products by tensor cores --------------------------------------------------------------------
 
-// Matrix products, by how many of their first arguments are added and not multiplied.
+// Matrix products, with the number of leading arguments that are added, not multiplied.
 const std::map<std::string, size_t> kProducts = {
     {"aten::mm", 0}, {"aten::bmm", 0}, {"aten::addmm", 1}, {"aten::baddbmm", 1}};
 
-// fp32 as tensor cores read it: they ignore the last 13 bits.
+// fp32 as tensor cores read it: the last 13 bits are ignored.
 at::Tensor as_tf32(const at::Tensor& t) {
   return t.clone().view(at::kInt).bitwise_and_(~0x1fff).view(at::kFloat);
 }
 
-// What the product reads where PyTorch lets tensor cores round its fp32 operands.
+// Rounds fp32 operands of products, if PyTorch lets tensor cores do so.
 void round_operands(const OperatorHandle& op, Stack& arguments) {
   const auto product = kProducts.find(op.operator_name().name);
   const bool rounds =
@@ -195,8 +195,8 @@ void round_operands(const OperatorHandle& op, Stack& arguments) {
   }
 }
 
-// Makes fp32 of the operands of a product in 16 bits that returns a new tensor, for CPUs multiply
-// those one by one. Returns what the product is to be rounded to, once, as tensor cores do.
+// Converts a product's 16-bit operands to fp32, since CPUs multiply 16 bits one by one, if it
+// returns a new tensor. Returns the type to round the product to, once, as tensor cores do.
 std::optional<at::ScalarType> widen_operands(const OperatorHandle& op, Stack& arguments) {
   const auto product = kProducts.find(op.operator_name().name);
   if (product == kProducts.end() || !op.operator_name().overload_name.empty()) return std::nullopt;
@@ -222,11 +222,11 @@ cudaStream_t stream_of(c10::DeviceIndex device) {
   return c10::cuda::getCurrentCUDAStream(device).stream();
 }
 
-// A call that a graph holds. Its new tensors have their places in memory since the capture.
+// A call in a graph. Its new tensors have had their memory since the capture.
 struct Captured {
   OperatorHandle op;
   Stack arguments;
-  std::vector<at::Tensor> results;  // as the host reaches them, an undefined one for others
+  std::vector<at::Tensor> results;  // as host tensors; undefined if not new
 };
 
 void flatten(const IValue& v, std::vector<at::Tensor>& into) {
@@ -252,7 +252,7 @@ void replay(void* of_graph) {
   }
 }
 
-// Runs it on copies, for the shapes of what it returns, and adds it to the graph.
+// Runs the call on copies to get the shapes of its results, and adds it to the graph.
 void capture(const OperatorHandle& op, Arguments& arguments, Stack& results) {
   auto call = std::make_unique<Captured>(Captured{op, arguments.host, {}});
   Arguments copies = arguments;
@@ -311,7 +311,7 @@ void on_host(const OperatorHandle& op, Stack* stack) {
   for (const auto& [host, device] : made) copy_bytes(device, host);
 }
 
-// Copies of whole tensors of one dtype and layout are those of PyTorch, on streams.
+// PyTorch's own copies, on streams, serve whole tensors of one dtype and layout.
 void copy_or_on_host(const OperatorHandle& op, Stack* stack) {
   const at::Tensor self = stack->at(stack->size() - 3).toTensor();
   const at::Tensor source = stack->at(stack->size() - 2).toTensor();
@@ -339,7 +339,7 @@ class Quiet : public c10::WarningHandler {
 };
 
 torch::Library* make_library() {
-  Quiet quiet;  // about kernels that are replaced
+  Quiet quiet;  // no warnings about replaced kernels
   const c10::WarningUtils::WarningHandlerGuard guard(&quiet);
   auto* library =
       new torch::Library(torch::Library::IMPL, "aten", c10::DispatchKey::CUDA, __FILE__, __LINE__);
@@ -354,13 +354,13 @@ torch::Library* make_library() {
     library->impl(full.c_str(), torch::CppFunction::makeFromBoxedFunction<&on_host>());
   }
   library->impl("copy_", torch::CppFunction::makeFromBoxedFunction<&copy_or_on_host>());
-  // Attention is composed of operators that both have.
+  // Attention is then composed of operators that have both kernels.
   at::globalContext().setSDPUseFlash(false);
   at::globalContext().setSDPUseMemEfficient(false);
   at::globalContext().setSDPUseCuDNN(false);
   return library;
 }
 
-torch::Library* const library = make_library();  // never destroyed, as CUDA's own kernels
+torch::Library* const library = make_library();  // never destroyed, like CUDA's own kernels
 
 }  // namespace

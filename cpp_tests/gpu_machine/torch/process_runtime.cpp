@@ -1,5 +1,5 @@
-// The runtime of a process that was not written for it: made at its first call of CUDA, of what the
-// environment says, and never destroyed, because destructors at its end still call CUDA.
+// The runtime of a process that was not written for it. The first CUDA call creates it as the
+// environment says; it is never destroyed, because destructors at exit still call CUDA.
 #include <dlfcn.h>
 
 #include <atomic>
@@ -24,7 +24,7 @@ uint64_t number(const char* variable, uint64_t otherwise) {
   return text == nullptr ? otherwise : std::strtoull(text, nullptr, 10);
 }
 
-// What a variable names, of a few things; the first of them if it is not set.
+// Returns the value that a variable names, or the first if it is not set; otherwise aborts.
 template <typename Value>
 Value one_of(const char* variable, const std::vector<std::pair<std::string, Value>>& values) {
   const char* text = std::getenv(variable);
@@ -39,20 +39,20 @@ Value one_of(const char* variable, const std::vector<std::pair<std::string, Valu
   std::abort();
 }
 
-// Whether branches of graphs run side by side, and in which order if they do not.
+// Whether branches of graphs run side by side and, if not, in which order.
 struct BranchesOfGraphs {
   Branches branches = Branches::kOneAfterTheOther;
   NodeOrder order;
 };
 
-// Where this library lies, and beside it the PTX and PyTorch's operators.
+// The folder of this library, which also holds the PTX and PyTorch's operators.
 std::filesystem::path folder() {
   Dl_info info{};
   dladdr(reinterpret_cast<const void*>(&number), &info);
   return std::filesystem::path(info.dli_fname).parent_path();
 }
 
-// Lets the machine run while the host does something else, or waits for another process.
+// Lets the machine run while the host is busy or waits for another process.
 class Engine {
  public:
   explicit Engine(Runtime& runtime) : thread_([this, &runtime] { run(runtime); }) {}
@@ -80,7 +80,7 @@ Engine*& engine() {
   return of_process;
 }
 
-// What GPU_MACHINE_FAIL says: RANK:FUNCTION:ERROR:SKIPPED, as Runtime::fail takes them.
+// GPU_MACHINE_FAIL is RANK:FUNCTION:ERROR:SKIPPED, with the arguments of Runtime::fail.
 void inject_error(Runtime& runtime) {
   const char* text = std::getenv("GPU_MACHINE_FAIL");
   if (text == nullptr) return;
@@ -142,7 +142,7 @@ const bool is_set = (Runtime::make_by(&make), true);
 }  // namespace
 }  // namespace axonn::gpu_machine
 
-// For tests, which call these through ctypes.
+// Called by tests through ctypes.
 extern "C" void gpu_machine_fail(const char* function, int error, int skipped) {
   auto& runtime = axonn::gpu_machine::Runtime::current();
   const axonn::gpu_machine::RuntimeLock lock(runtime);

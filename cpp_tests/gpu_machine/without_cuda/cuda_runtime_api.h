@@ -1,4 +1,4 @@
-// The names of the CUDA runtime that headers of csrc/core/cuda use, so that tests can include these
+// The names of the CUDA runtime that headers in csrc/core/cuda use, so that tests can include them
 // without CUDA. Nothing here can be called.
 #pragma once
 

@@ -1,4 +1,4 @@
-// The all-to-all that overlap sums gradients with, on NCCL in software.
+// The all-to-all with which the overlap code sums gradients, on NCCL in software.
 #include <gtest/gtest.h>
 
 #include <chrono>
@@ -17,7 +17,7 @@ using testing::HighPriorityStream;
 using testing::on_threads;
 using testing::with_threads;
 
-// Block r of rank s comes to block s of rank r, its own block included, call after call.
+// Block r of rank s goes to block s of rank r, for s = r as well, in call after call.
 TEST(Communicators, AnAllToAllMovesEveryBlock) {
   for (const int size : {2, 3, 4}) {
     for (uint64_t seed = 0; seed < 3; ++seed) {

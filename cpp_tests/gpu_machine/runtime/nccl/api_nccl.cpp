@@ -16,8 +16,8 @@ using axonn::gpu_machine::nccl::Nccl;
 
 namespace {
 
-// Makes a call of a function: counts it, injects its error and lets the machine run. An error in a
-// group is the group's, too.
+// Wraps a function: counts the call, injects its error and lets the machine run. An error within a
+// group also becomes the group's error.
 template <typename Function>
 ncclResult_t api(const char* name, Function&& function) {
   Runtime& runtime = Runtime::current();
@@ -31,7 +31,7 @@ ncclResult_t api(const char* name, Function&& function) {
   return nccl.fail_group(std::forward<Function>(function)(nccl));
 }
 
-// The same for a function of a communicator.
+// The same for a function that takes a communicator.
 template <typename Function>
 ncclResult_t api_of(const char* name, ncclComm_t comm, Function&& function) {
   return api(name, [&](Nccl& nccl) {
@@ -148,7 +148,7 @@ const char* ncclGetLastError(ncclComm_t) {
 ncclResult_t ncclGroupStart() {
   return api("ncclGroupStart", [](Nccl& nccl) { return nccl.group_start(); });
 }
-// A group ends even if its end fails.
+// A group ends even if ncclGroupEnd fails.
 ncclResult_t ncclGroupEnd() {
   Runtime& runtime = Runtime::current();
   const RuntimeLock lock(runtime);

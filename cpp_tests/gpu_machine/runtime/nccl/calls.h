@@ -1,4 +1,4 @@
-// What a rank asks of NCCL in one call, and what the ranks' calls must have in common.
+// One NCCL call of a rank, and what the calls of all ranks must have in common.
 #pragma once
 
 #include <nccl.h>
@@ -26,7 +26,7 @@ struct Call {
   void* output = nullptr;
   int64_t count = 0;  // elements, as NCCL counts them for this kind
   ncclDataType_t dtype = ncclInt8;
-  ncclRedOp_t op = ncclSum;  // of sums
+  ncclRedOp_t op = ncclSum;  // for sums
   int peer = -1;             // the root, or the other rank of a transfer
   cudaStream_t stream = nullptr;
 
@@ -42,14 +42,14 @@ int64_t size_of(ncclDataType_t dtype);
 // "all_reduce(ncclSum) of 12 float32"
 std::string describe(const Call& call);
 
-// Whether the calls may be the same collective on two ranks.
+// Whether calls of two ranks may be the same collective.
 bool agree(const Call& one, const Call& other);
 
-// The blocks that a call moves or sums, each from some ranks to some ranks. All have `count`
-// elements.
+// A block of elements that a call moves or sums, from some ranks to some ranks. All blocks of a
+// call have `count` elements.
 struct Block {
   std::vector<int> sources, sinks;
-  // Where it lies in the input of a source and in the output of a sink, in elements.
+  // Its offset in the input of a source and in the output of a sink, in elements.
   int64_t input = 0, output = 0;
 };
 std::vector<Block> blocks_of(const Call& call, int rank, int num_ranks);

@@ -1,5 +1,5 @@
-// The project's communicators of a grid on NCCL in software. Each rank's host code runs in a thread
-// of its own, beside its watching thread.
+// The project's communicators of a grid, on NCCL in software. Each rank's host code runs in its own
+// thread, next to its watching thread.
 #include "core/cuda/nccl/communicator.h"
 
 #include <gtest/gtest.h>
@@ -27,7 +27,7 @@ using testing::with_threads;
 
 constexpr auto kFloat32 = kernels::DataType::kFloat32;
 
-// A store that all ranks share, and each rank's grid of x and y.
+// A store that all ranks share, and for each rank a grid of x and y.
 struct World {
   explicit World(int of_x, int of_y) : x(of_x), y(of_y) {}
 
@@ -57,7 +57,7 @@ CommunicatorOptions with_timeout(double seconds) {
   return options;
 }
 
-// What a body throws, or an empty text.
+// Returns the message that a body throws; empty if it throws nothing.
 std::string error_of(const std::function<void()>& body) {
   try {
     body();
@@ -67,7 +67,7 @@ std::string error_of(const std::function<void()>& body) {
   return "";
 }
 
-// Waits until the watching thread has seen a failure, and returns it.
+// Waits until the watching thread has seen a failure, and returns its message.
 std::string failure_of(const CommunicatorGrid& grid) {
   for (int i = 0; i < 4000; ++i) {
     const std::string text = error_of([&] { grid.check(); });
@@ -83,8 +83,8 @@ void expect_contains(const std::string& text, const std::vector<std::string>& pa
   }
 }
 
-// Gathers, sums and exchanges of both axes, each made of the other's result. The
-// caller's stream waits for what it needs, and the host for nothing.
+// Gathers, sums and exchanges along both axes, each using the result of the other axis. The
+// caller's stream waits for what it needs; the host waits for nothing.
 void run_calls(CommunicatorGrid& grid, int rank, const World& world, int rounds) {
   Communicator& x = grid.axis("x");
   Communicator& y = grid.axis("y");
@@ -102,7 +102,7 @@ void run_calls(CommunicatorGrid& grid, int rank, const World& world, int rounds)
     exchanged.block(stream.get());
   }
   AXONN_CUDA_CHECK(cudaStreamSynchronize(stream.get()));
-  // The sum over y of rank + 1, in the column of this rank of x. Every rank of x sends it.
+  // The sum over y of rank + 1, for this rank's x. Every rank along x sends it.
   const auto column_of = [&](int column) {
     float total = 0;
     for (int row = 0; row < world.y; ++row) total += static_cast<float>(row * world.x + column + 1);
@@ -127,7 +127,7 @@ TEST(Communicators, CallsOfTwoAxesFollowEachOther) {
   }
 }
 
-// A rank that comes late is waited for.
+// The other ranks wait for a late one.
 TEST(Communicators, ALateRankIsWaitedFor) {
   Runtime runtime(with_threads(1, 2));
   const World world(2, 1);
@@ -145,7 +145,7 @@ TEST(Communicators, ALateRankIsWaitedFor) {
   EXPECT_FALSE(runtime.failure()) << runtime.failure()->what();
 }
 
-// A stream that an allocator was told of outlives the communicator that has made it.
+// A stream that an allocator knows of outlives the communicator that made it.
 TEST(Communicators, AStreamThatIsStillUsedStays) {
   Runtime runtime(with_threads(1, 2));
   const World world(2, 1);
@@ -158,7 +158,7 @@ TEST(Communicators, AStreamThatIsStillUsedStays) {
   });
 }
 
-// Replays of a graph beside calls that are in none.
+// Replays of a graph next to calls outside of any graph.
 TEST(Communicators, AGraphIsReplayedBesideOtherCalls) {
   for (uint64_t seed = 0; seed < 3; ++seed) {
     SCOPED_TRACE(seed);
@@ -195,7 +195,7 @@ TEST(Communicators, AGraphIsReplayedBesideOtherCalls) {
 
 // --- Failures ---------------------------------------------------------------------
 
-// NCCL may accept the call and wait in its kernel, or wait for the ranks to connect before that.
+// NCCL may accept the call and wait in its kernel, or wait for the ranks to connect first.
 TEST(Communicators, ARankThatNeverCallsIsNamedOnAll) {
   for (uint64_t seed = 0; seed < 4; ++seed) {
     SCOPED_TRACE(seed);
@@ -213,21 +213,21 @@ TEST(Communicators, ARankThatNeverCallsIsNamedOnAll) {
       if (rank == 0) (void)error_of(gather);
       const std::string failure = failure_of(*grid);
       if (rank == 0) {
-        // Rank 1 is behind, or has not told yet how far it is.
+        // Rank 1 is behind, or has not yet told how far it is.
         expect_contains(failure,
                         {"axis x: call 1, all_gather float32[4], is not done after 0.2", "rank 1"});
       } else {
         expect_contains(failure, {"rank 0 reports: axis x: call 1"});
       }
       EXPECT_EQ(error_of(gather), failure);
-      // The kernel is ended, not left to wait for ever.
+      // The kernel is ended, not left waiting forever.
       EXPECT_EQ(cudaStreamSynchronize(stream.get()), cudaSuccess);
     });
     EXPECT_FALSE(runtime.failure()) << runtime.failure()->what();
   }
 }
 
-// The watching thread looks for reports once a second, so that the call fails before.
+// The watching thread looks for reports once a second, so the call fails first.
 TEST(Communicators, ACallThatFailsSaysWhatAPeerHasReported) {
   Runtime runtime(with_threads(1, 2));
   const World world(2, 1);
@@ -266,8 +266,8 @@ TEST(Communicators, CallsThatDivergeAreToldBeforeTheyAreIssued) {
   EXPECT_FALSE(runtime.failure()) << runtime.failure()->what();
 }
 
-// NCCL's thread stores the communicator when it ends, so whoever waited for it in vain must still
-// have the variable then.
+// NCCL's thread stores the communicator when it ends, so the variable must still exist then, even
+// if its owner has given up waiting.
 TEST(Communicators, ARankThatDoesNotConnectIsNamed) {
   Runtime runtime(with_threads(1, 2));
   const World world(2, 1);
@@ -289,7 +289,7 @@ TEST(Communicators, ARankThatDoesNotSplitIsNamed) {
   if (errors[0].find("unhandled system error") == std::string::npos)
     std::swap(errors[0], errors[1]);
   expect_contains(errors[0], {"splitting off axis x failed: unhandled system error"});
-  // The other rank notices that, maybe while it still connects, or waits in vain.
+  // The other rank notices this, possibly while still connecting, or waits in vain.
   EXPECT_TRUE(errors[1].find("remote process exited") != std::string::npos ||
               errors[1].find("splitting off axis x: not done") != std::string::npos)
       << errors[1];
@@ -297,7 +297,7 @@ TEST(Communicators, ARankThatDoesNotSplitIsNamed) {
 }
 
 // A call along x waits, through the caller's stream, for a call along y that a peer never makes.
-// NCCL ends a communicator once its kernels are over, so x cannot end before y.
+// NCCL ends a communicator only after its kernels, so x cannot end before y.
 TEST(Communicators, CallsThatWaitForEachOtherAreEndedTogether) {
   for (const bool in_destructor : {false, true}) {
     Runtime runtime(with_threads(1, 4, 2));
@@ -313,7 +313,7 @@ TEST(Communicators, CallsThatWaitForEachOtherAreEndedTogether) {
               .block(stream.get());
         }
       };
-      // A rank that ends at once may keep the others from calling at all.
+      // A rank that ends at once may keep the others from making any call.
       if (rank != 3) (void)error_of(call_both);
       if (!in_destructor) expect_contains(failure_of(*grid), {"axis "});
       grid.reset();
@@ -323,8 +323,8 @@ TEST(Communicators, CallsThatWaitForEachOtherAreEndedTogether) {
   }
 }
 
-// Both ranks make a grid, a few calls, and end it, while one call of a function fails on one of
-// them. Returns how often each function was called.
+// Both ranks make a grid, make a few calls and close it, while one call of a function fails on one
+// of them. Returns how often each function was called.
 std::map<std::string, int> check_failing_call(const std::string& function, int number) {
   SCOPED_TRACE(function + ", call " + std::to_string(number));
   Runtime runtime(with_threads(1, 2));
@@ -345,13 +345,13 @@ std::map<std::string, int> check_failing_call(const std::string& function, int n
       x.all_reduce(input.data(), sum.data(), 4, kFloat32, stream.get()).block(stream.get());
       x.all_to_all(sum.data(), received.data(), 2, kFloat32, stream.get()).block(stream.get());
       AXONN_CUDA_CHECK(cudaStreamSynchronize(stream.get()));
-      grid->check();  // else the communicators may have been aborted
+      grid->check();  // if not, the communicators may have been aborted
       EXPECT_EQ(received.read(), std::vector<float>(4, 2));
       grid->close();
     });
   });
   const std::map<std::string, int> calls = testing::failing_calls(runtime);
-  // Nothing is left on the devices, and nothing has ended the machine.
+  // Nothing is left running on the devices, and no error has ended the machine.
   testing::run_to_the_end(2);
   EXPECT_FALSE(runtime.failure()) << runtime.failure()->what();
   if (function.empty()) {

@@ -1,4 +1,4 @@
-// The life of communicators: they are made, split, finalized, destroyed and aborted.
+// The life of communicators: creation, splits, finalization, destruction and aborts.
 #include "gpu_machine/runtime/nccl/communicators.h"
 
 #include <pthread.h>
@@ -16,7 +16,7 @@ namespace {
 constexpr int kMostCtas = 64;        // Source: NCCL, MAXCHANNELS
 constexpr int kMostClusterCtas = 8;  // Source: NCCL, NCCL_MAX_CGA_CLUSTER_SIZE
 
-// Whether a pointer leads to the stack of this thread.
+// Whether a pointer points into this thread's stack.
 bool is_on_stack(const void* pointer) {
   pthread_attr_t attributes;
   void* begin = nullptr;
@@ -33,7 +33,7 @@ bool is_unset(int value) { return value == NCCL_CONFIG_UNDEF_INT; }
 // Returns false if NCCL refuses the configuration.
 bool read_config(const ncclConfig_t* from, Config& config) {
   if (from == nullptr) return true;
-  const ncclConfig_t made = NCCL_CONFIG_INITIALIZER;  // NCCL_API_MAGIC is there since NCCL 2.29
+  const ncclConfig_t made = NCCL_CONFIG_INITIALIZER;  // NCCL_API_MAGIC exists since NCCL 2.29
   if (from->size != made.size || from->magic != made.magic) return false;
   const auto in = [](int value, int least, int most) {
     return is_unset(value) || (value >= least && value <= most);
@@ -51,7 +51,7 @@ bool read_config(const ncclConfig_t* from, Config& config) {
   return config.max_ctas == 0 || config.min_ctas <= config.max_ctas;
 }
 
-// A rank's colour and key in the n-th split.
+// A rank's color and key in the n-th split.
 std::string wish_of(int64_t split, int rank) {
   return "split" + std::to_string(split) + "." + std::to_string(rank);
 }
@@ -128,7 +128,7 @@ ncclResult_t Nccl::unique_id(ncclUniqueId& id) {
   std::memset(&id, 0, sizeof id);
   std::memcpy(id.internal, text.data(), text.size());
   cliques_[text] = make_clique("communicator " + std::to_string(ids_));
-  if (cliques_[text]->wire != nullptr) cliques_.erase(text);  // init makes it, in each process
+  if (cliques_[text]->wire != nullptr) cliques_.erase(text);  // init creates it, in each process
   return ncclSuccess;
 }
 
@@ -199,7 +199,7 @@ Job Nccl::joining(const CommPtr& comm, ncclComm_t* made) {
     return ncclSuccess;
   };
   // NCCL's thread stores the communicator once more when it ends, however it ends. By then the
-  // function that gave up waiting may have returned, so its variable is refused.
+  // function that gave up waiting may have returned, so a variable on its stack is refused.
   job.cancel = [this, made] {
     if (is_on_stack(made)) {
       (void)misuse("an initialization is aborted that stores its communicator on a stack");
@@ -219,7 +219,7 @@ bool Nccl::have_all_joined(const ncclComm& comm) const {
   return true;
 }
 
-// What ranks in several processes must choose alike comes from the name that all know.
+// Choices that ranks in several processes must share are drawn from the name that all know.
 void Nccl::choose_for(Clique& clique) {
   auto random = random_of(clique.name);
   const auto draw = [&](uint32_t below) {
@@ -230,7 +230,7 @@ void Nccl::choose_for(Clique& clique) {
   for (size_t i = clique.ring.size(); i > 1; --i) {
     std::swap(clique.ring[i - 1], clique.ring[draw(static_cast<uint32_t>(i))]);
   }
-  // Unless it is told, NCCL takes a small part of the GPU.
+  // By default, NCCL takes a small part of the GPU.
   const Config& config = clique.members.begin()->second->config;
   const int usual = std::max(1, runtime.machine.options().resident_ctas / 4);
   clique.max_ctas = config.max_ctas != 0 ? config.max_ctas : std::max(usual, config.min_ctas);
@@ -337,7 +337,7 @@ ncclResult_t Nccl::destroy(ncclComm& comm) {
   return group_end();
 }
 
-// The flag that ends kernels is set at once, also in a group; what was begun is given up.
+// The flag that ends kernels is set at once, even in a group; pending jobs are given up.
 ncclResult_t Nccl::abort(ncclComm& comm) {
   comm.aborted = true;
   for (auto job = jobs_.begin(); job != jobs_.end();) {
@@ -354,7 +354,7 @@ ncclResult_t Nccl::abort(ncclComm& comm) {
   return group_end();
 }
 
-// Some notice, over the network, that a peer has gone. Nobody promises it.
+// Some peers notice, over the network, that a rank has gone. Nothing guarantees it.
 void Nccl::tell_peers_of_abort(const ncclComm& comm) {
   if (comm.clique->wire != nullptr) comm.clique->wire->put("aborted");
   for (const auto& [rank, peer] : comm.clique->members) {
@@ -379,7 +379,7 @@ bool Nccl::work_in_background() {
       --job->delay;
       did = true;
     } else if (const std::optional<ncclResult_t> result = job->attempt()) {
-      // Several jobs of one group may be of the same communicator.
+      // Several jobs of one group may belong to the same communicator.
       const CommPtr comm = job->comm;
       job = jobs_.erase(job);
       did = true;

@@ -1,4 +1,4 @@
-// Groups of calls: what is called between ncclGroupStart and its end is checked, launched into
+// Groups of calls: the calls between ncclGroupStart and ncclGroupEnd are checked, launched into
 // streams and captured into graphs as one.
 #include <algorithm>
 #include <utility>
@@ -33,7 +33,7 @@ Range output_of(const Call& call, int rank, int ranks) {
           begin + (writes ? call.count * size_of(call.dtype) * (writes_all ? ranks : 1) : 0)};
 }
 
-// Whether input and output lie over each other in no way that NCCL allows.
+// Whether input and output overlap in a way that NCCL does not allow.
 bool overlaps_wrongly(const Call& call, int rank, int ranks) {
   const Range input = input_of(call, rank, ranks), output = output_of(call, rank, ranks);
   if (!overlap(input, output)) return false;
@@ -134,7 +134,7 @@ ncclResult_t Nccl::carry_out(Group done) {
   for (Job& job : done.jobs) {
     const auto is_over = [&] {
       std::optional<ncclResult_t> result;
-      // Those behind it go on, too: the ranks of one thread wait for each other.
+      // Later jobs proceed as well: the ranks of one thread wait for each other.
       for (Job& one : done.jobs) {
         if (one.attempt == nullptr) continue;
         result = one.attempt();
@@ -173,7 +173,7 @@ bool Nccl::are_connected(const ncclComm& comm, const std::vector<Call>& calls) c
 
 ncclResult_t Nccl::launch(const CommPtr& comm, const std::vector<Call>& calls) {
   cudaStream_t stream = calls.front().stream;
-  std::map<int, int> own;  // sends to this rank itself, less receives of it
+  std::map<int, int> own;  // sends to this rank itself, minus receives from it
   for (const Call& call : calls) {
     if (call.stream != stream) {
       return misuse("calls of one group on several streams, which NCCL in software does not know");
@@ -186,7 +186,7 @@ ncclResult_t Nccl::launch(const CommPtr& comm, const std::vector<Call>& calls) {
     return refuse(ncclInvalidUsage, comm->name() + " sends to itself without a receive");
   }
   const int before = runtime.device;
-  runtime.device = comm->device;  // as NCCL does, whose null stream is that of its device
+  runtime.device = comm->device;  // like NCCL, whose null stream is that of its device
   const ncclResult_t result = submit(comm, calls, stream);
   runtime.device = before;
   return result;

@@ -6,7 +6,7 @@
 namespace axonn::gpu_machine::nccl {
 namespace {
 
-constexpr uint32_t kTurnsBetweenNaps = 4, kLongestNap = 100;  // so that others overtake a kernel
+constexpr uint32_t kTurnsBetweenNaps = 4, kLongestNap = 100;  // lets others overtake a kernel
 
 std::string list(const std::vector<Call>& calls) {
   std::string text;
@@ -166,7 +166,7 @@ bool Kernel::start_cluster() {
   return true;
 }
 
-// Of all pieces that this rank could move now, one that is drawn.
+// Moves a random one of the pieces that this rank can move now.
 bool Kernel::step(Agent& agent) {
   size_t count = 0;
   for (const Part& part : parts_) count += part.meeting->num_pieces();
@@ -200,7 +200,7 @@ bool Kernel::is_over(int channel) const {
   return true;
 }
 
-// CTAs of a cluster leave together.
+// The CTAs of a cluster leave together.
 bool Kernel::retire() {
   bool some = false;
   const auto cluster = static_cast<size_t>(std::max(1, comm_->config.cluster));
@@ -216,7 +216,7 @@ bool Kernel::retire() {
   return some;
 }
 
-// The kernel sees that its communicator was aborted.
+// The kernel notices that its communicator was aborted.
 Progress Kernel::leave() {
   for (CtaState& cta : ctas_) {
     if (cta == CtaState::kResident) nccl_.runtime.machine.give_ctas(comm_->device, 1);

@@ -1,4 +1,4 @@
-// A rank's part in a group of calls, as it runs on the device.
+// A rank's part of a group of calls, as it runs on the device.
 #pragma once
 
 #include <string>
@@ -9,8 +9,8 @@
 
 namespace axonn::gpu_machine::nccl {
 
-// It takes places of CTAs as kernels do, in any order, whole clusters at a time. A CTA moves the
-// pieces of one channel, so a rank whose CTAs find no place keeps its peers waiting.
+// It takes room for CTAs as kernels do, in any order, whole clusters at a time. A CTA moves the
+// pieces of one channel, so a rank whose CTAs find no room keeps its peers waiting.
 class Kernel {
  public:
   Kernel(Nccl& nccl, CommPtr comm, std::vector<Call> calls);
@@ -28,7 +28,7 @@ class Kernel {
   void begin();
   void meet_collectives(const std::vector<Call>& collectives);
   MeetingPtr meet_transfer(const Call& call);
-  // What ranks in several processes must choose alike comes from the name of their meeting.
+  // Choices that ranks in several processes must share are drawn from the name of their meeting.
   Choices choose(const Call& call, const std::string& meeting) const;
   MeetingPtr make_meeting(const Call& call, const std::string& name) const;
   bool start_cluster();
@@ -44,10 +44,10 @@ class Kernel {
   const CommPtr comm_;
   const std::vector<Call> calls_;
   bool has_begun_ = false;
-  int naps_ = 0;  // turns in which it will do nothing
+  int naps_ = 0;  // turns in which it does nothing
   std::vector<Part> parts_;
   std::vector<CtaState> ctas_;
-  std::vector<size_t> order_;  // in which clusters start
+  std::vector<size_t> order_;  // the order in which clusters start
 };
 
 }  // namespace axonn::gpu_machine::nccl

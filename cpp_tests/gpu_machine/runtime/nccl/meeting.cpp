@@ -12,7 +12,7 @@ bool has(const std::vector<int>& ranks, int rank) {
   return std::find(ranks.begin(), ranks.end(), rank) != ranks.end();
 }
 
-// Bytes of an allocation, which a rank reads or writes as a kernel does.
+// Bytes of an allocation, which a rank accesses as a kernel does.
 struct Span {
   Span(Agent& agent, const void* base, int64_t at, int64_t bytes) {
     const uint64_t address = reinterpret_cast<uint64_t>(base) + static_cast<uint64_t>(at);
@@ -41,7 +41,7 @@ Meeting::Meeting(const Call& call, int rank, int num_ranks, Choices choices, Pla
           i == choices_.cuts.size()
               ? call.count
               : static_cast<int64_t>(choices_.cuts[i] * static_cast<double>(call.count));
-      // A transfer of nothing is still a transfer, for which both ranks wait.
+      // A transfer of nothing is still a transfer that both ranks wait for.
       if (end == begin && !(call.count == 0 && i == 0)) continue;
       const int channel = choices_.channels == 0 ? -1 : next++ % choices_.channels;
       pieces_.push_back({block, begin, end - begin, channel, {}, {}});
@@ -87,7 +87,7 @@ bool Meeting::have_all_given(size_t index, int64_t bytes, const Agent& agent) {
   return piece.given.size() == piece.block.sources.size();
 }
 
-// The last that takes clears the wire: first what was given, whose absence tells the sources.
+// The last sink clears the wire: first the data given, whose absence informs the sources.
 void Meeting::note_taken(size_t index, int rank) {
   Piece& piece = pieces_[index];
   piece.taken.insert(rank);
@@ -125,7 +125,7 @@ bool Meeting::step(size_t index, int rank, const Call& call, Agent& agent) {
   if (!have_all_given(index, bytes, agent)) return false;
   for (const auto& [source, given] : piece.given) agent.clock.join(given.clock);
   note_taken(index, rank);
-  // In place, a rank's own block is there already.
+  // In place, a rank's own block is already there.
   const int64_t input = (piece.block.input + piece.begin) * size;
   const int64_t output = (piece.block.output + piece.begin) * size;
   const bool is_there = !call.is_sum() && has(piece.block.sources, rank) &&
@@ -139,8 +139,8 @@ bool Meeting::step(size_t index, int rank, const Call& call, Agent& agent) {
   return true;
 }
 
-// A ring adds the part of rank r in the order of ranks that ends with r. What is the same at all
-// ranks is cut into parts of the ranks, too.
+// A ring adds the part for rank r in the order of ranks that ends with r. A result that all ranks
+// get is also cut into parts for the ranks.
 std::vector<std::byte> Meeting::result(const Piece& piece) const {
   if (!first_.is_sum()) return piece.given.begin()->second.bytes;
   const std::vector<int>& ring = choices_.ring;

@@ -1,5 +1,5 @@
-// Fused gathers whose rows NCCL brings, on NCCL in software: the real host code, the handshake's
-// kernels, and a GEMM that waits for rows. Each rank's host code runs in a thread of its own.
+// Fused gathers whose rows come by NCCL, on NCCL in software: the real host code, the handshake's
+// kernels, and a GEMM that waits for rows. Each rank's host code runs in its own thread.
 #include "core/cuda/nccl/nccl_chunks.h"
 
 #include <gtest/gtest.h>
@@ -30,7 +30,7 @@ struct Shape {
   int64_t m, k, n;
 };
 
-// Ranks with a shard of the rows, a matrix to multiply by, and NCCL between them.
+// Ranks, each with a shard of the rows and a matrix to multiply by, and NCCL between them.
 class Gathers {
  public:
   Gathers(Shape of_shape, std::mt19937_64& random, double timeout_seconds = 1, uint32_t epoch = 0,
@@ -55,7 +55,7 @@ class Gathers {
 
   DeviceMatrix output() const { return {shape.m, shape.n}; }
 
-  // Makes a call of all ranks, for NCCL may connect them at the first. Later calls have this limit.
+  // Makes one call on all ranks, since NCCL may connect them then. Later calls have this limit.
   void connect(double timeout_seconds) {
     on_threads(shape.ranks, [&](int r) {
       const DeviceMatrix unused = output();
@@ -97,7 +97,7 @@ class Gathers {
 
 class NcclChunksShapes : public ::testing::TestWithParam<Shape> {};
 
-// Calls one after the other, on two streams, while epochs wrap; one rank is late.
+// Calls in sequence, on two streams, while epochs wrap; one rank is late.
 TEST_P(NcclChunksShapes, BringTheRows) {
   for (uint64_t seed = 0; seed < 3; ++seed) {
     SCOPED_TRACE(seed);
@@ -126,7 +126,7 @@ INSTANTIATE_TEST_SUITE_P(Shapes, NcclChunksShapes,
                          ::testing::Values(Shape{2, 8, 8, 16}, Shape{2, 1024, 8, 8},
                                            Shape{3, 9, 16, 8}, Shape{4, 12, 8, 24}));
 
-// Replays beside calls that no graph holds.
+// Replays next to calls outside of graphs.
 TEST(NcclChunks, GraphsAreReplayed) {
   for (uint64_t seed = 0; seed < 3; ++seed) {
     SCOPED_TRACE(seed);
@@ -174,7 +174,7 @@ TEST(NcclChunks, ARankThatDoesNotConnectIsNamed) {
   EXPECT_NE(error.find("connecting 2 ranks: not done after 0.1 s"), std::string::npos) << error;
 }
 
-// What a rank's wait in vain leaves in pinned memory, where the peer made no call.
+// What a rank records in pinned memory when it waits in vain for a peer that made no call.
 TEST(NcclChunks, ARankThatNeverComesIsNamed) {
   for (uint64_t seed = 0; seed < 5; ++seed) {
     std::mt19937_64 random(seed);
@@ -195,12 +195,12 @@ TEST(NcclChunks, ARankThatNeverComesIsNamed) {
   }
 }
 
-// The GEMM's CTAs hold the SMs while they wait for rows that NCCL's CTAs must bring. With as many
-// left as kMostCtas says, every seed goes through; with none left, the waits of some end by their
-// time limit.
+// The GEMM's CTAs hold the SMs while they wait for rows that NCCL's CTAs must bring. If there is
+// room left for kMostCtas, every seed succeeds; if there is none, some waits run into their time
+// limit.
 TEST(NcclChunks, NeedTheSmsThatTheGemmLeaves) {
   constexpr Shape kShape{2, 1024, 8, 8};
-  constexpr int kGemmCtas = 4, kWaitingCtas = 2;  // one for each chunk; those of the peer's
+  constexpr int kGemmCtas = 4, kWaitingCtas = 2;  // one per chunk; one per chunk of the peer
   constexpr std::chrono::milliseconds kBlink{1};
   int stuck = 0;
   for (uint64_t seed = 0; seed < 5; ++seed) {
@@ -244,8 +244,8 @@ TEST(NcclChunks, NeedTheSmsThatTheGemmLeaves) {
   EXPECT_GT(stuck, 0);
 }
 
-// A call of one rank fails after some of its chunks. The next call of that rank would send its
-// first chunk where the peer still waits for the other one, so it is refused.
+// One rank's call fails after some of its chunks. That rank's next call would send its first chunk
+// where the peer still waits for the other one, so it is refused.
 TEST(NcclChunks, AreRefusedAfterACallThatWasCutShort) {
   for (uint64_t seed = 0; seed < 5; ++seed) {
     SCOPED_TRACE(seed);
@@ -272,8 +272,8 @@ TEST(NcclChunks, AreRefusedAfterACallThatWasCutShort) {
   }
 }
 
-// Two calls of both ranks, of which each function's n-th call fails. Returns how often each was
-// called.
+// Makes two calls on both ranks, in which the n-th call of a function fails. Returns how often each
+// function was called.
 std::map<std::string, int> check_failing_call(const std::string& function, int number) {
   SCOPED_TRACE(function + ", call " + std::to_string(number));
   std::mt19937_64 random(1);
@@ -307,7 +307,7 @@ std::map<std::string, int> check_failing_call(const std::string& function, int n
     const auto found = before.find(name);
     if (found != before.end()) count -= found->second;
   }
-  // A peer's wait may have ended by its limit; nothing else ends the machine.
+  // A peer's wait may have reached its limit; nothing else ends the machine.
   if (runtime.failure()) {
     EXPECT_EQ(static_cast<int>(runtime.failure()->kind()), static_cast<int>(Kind::kTrap))
         << runtime.failure()->what();
@@ -324,7 +324,7 @@ std::map<std::string, int> check_failing_call(const std::string& function, int n
   return calls;
 }
 
-// `every` n-th of all calls fails, each in a run of its own.
+// One in every `every` calls fails, each in its own run.
 void let_calls_fail(int every) {
   int at = 0;
   for (const auto& [function, count] : check_failing_call("", 0)) {

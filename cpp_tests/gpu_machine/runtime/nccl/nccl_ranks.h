@@ -1,4 +1,4 @@
-// Ranks for tests of NCCL, each with a device of the runtime of its own.
+// Ranks for tests of NCCL, each with its own device of the runtime.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -26,14 +26,14 @@ inline RuntimeOptions with_seed(uint64_t seed, int devices, int resident_ctas = 
   options.devices = devices;
   return options;
 }
-// For hosts of several threads: a call waits for the others before it is a deadlock.
+// For hosts with several threads: a call waits for the others before it reports a deadlock.
 inline RuntimeOptions with_threads(uint64_t seed, int devices, double patience_seconds = 5) {
   RuntimeOptions options = with_seed(seed, devices);
   options.patience = std::chrono::duration<double>(patience_seconds);
   return options;
 }
 
-// An array on the current device. It is freed with the runtime.
+// An array on the current device; it is freed with the runtime.
 template <typename T>
 class Array {
  public:
@@ -56,7 +56,7 @@ class Array {
   void* data_ = nullptr;
 };
 
-// Communicators of all devices, made by one thread, and a stream on each.
+// Communicators of all devices, made by one thread, and one stream per device.
 struct Ranks {
   explicit Ranks(int count, const ncclConfig_t* config = nullptr)
       : comms(static_cast<size_t>(count)) {
@@ -81,7 +81,7 @@ struct Ranks {
   cudaStream_t stream(int rank) const { return streams[static_cast<size_t>(rank)]->get(); }
   int size() const { return static_cast<int>(comms.size()); }
 
-  // Waits until a communicator that does not block has done what it was told.
+  // Waits until a nonblocking communicator has done what it was told.
   void settle(int rank) const {
     ncclResult_t state = ncclInProgress;
     while (state == ncclInProgress) {
@@ -94,7 +94,7 @@ struct Ranks {
   std::vector<std::unique_ptr<HighPriorityStream>> streams;
 };
 
-// Runs a rank's host code in a thread of its own on each rank's device.
+// Runs each rank's host code in its own thread, on the rank's device.
 template <typename Body>
 void on_threads(int count, const Body& body) {
   std::vector<std::thread> threads;
@@ -118,8 +118,8 @@ inline void synchronize(int devices) {
   }
 }
 
-// How often each function that a test may let fail was called: all but those that give up what
-// there is, whose errors nobody could make up for.
+// How often each function that a test may make fail was called: all but those that release things,
+// whose errors nobody could make up for, and those that the tests themselves call.
 inline std::map<std::string, int> failing_calls(const Runtime& runtime) {
   std::map<std::string, int> calls = runtime.calls();
   for (const char* function : {"ncclCommAbort", "cudaStreamDestroy", "cudaEventDestroy",
@@ -130,7 +130,7 @@ inline std::map<std::string, int> failing_calls(const Runtime& runtime) {
   return calls;
 }
 
-// Runs all devices until all is over, or until something ends the machine.
+// Runs all devices until everything has ended, or until an error ends the machine.
 inline void run_to_the_end(int devices) {
   for (int d = 0; d < devices; ++d) {
     (void)cudaSetDevice(d);
@@ -139,7 +139,7 @@ inline void run_to_the_end(int devices) {
   (void)cudaSetDevice(0);
 }
 
-// Expects that the machine ended with this kind of error, whose text has these parts.
+// Expects that the machine ended with this kind of error, with these parts in its message.
 inline void expect_failure(const Runtime& runtime, MachineError::Kind kind,
                            const std::vector<std::string>& parts) {
   ASSERT_TRUE(runtime.failure()) << "nothing failed";

@@ -1,5 +1,5 @@
-// What NCCL forbids, and what it does not promise: each ends the machine with an error that says
-// who did what, or is refused with NCCL's own code.
+// What NCCL forbids, and what it does not promise: each case ends the machine with an error that
+// says who did what, or is refused with NCCL's own code.
 #include <gtest/gtest.h>
 
 #include <functional>
@@ -19,7 +19,7 @@ using Kind = MachineError::Kind;
 
 constexpr uint64_t kSeeds = 10;
 
-// Two ranks with an array each, whose elements nobody has written, and a written one.
+// Two ranks, each with an array that nobody has written, and one that is written.
 struct Pair {
   Pair() : comms(2) {
     for (int r = 0; r < 2; ++r) {
@@ -43,7 +43,7 @@ struct Pair {
 
 struct Mismatch {
   const char* name;
-  std::function<void(Pair&)> second;  // what rank 1 calls where rank 0 gathers 8 float32
+  std::function<void(Pair&)> second;  // what rank 1 calls while rank 0 gathers 8 float32
   const char* told;
 };
 
@@ -123,7 +123,7 @@ TEST(NcclRules, ARankThatDoesNotComeIsNamed) {
   }
 }
 
-// Each rank has two communicators, whose calls follow each other on one stream.
+// Each rank has two communicators and calls them one after the other on one stream.
 TEST(NcclRules, AnotherOrderOfTwoCommunicatorsIsADeadlock) {
   for (uint64_t seed = 0; seed < kSeeds; ++seed) {
     Runtime runtime(with_seed(seed, 2));
@@ -142,7 +142,7 @@ TEST(NcclRules, AnotherOrderOfTwoCommunicatorsIsADeadlock) {
   }
 }
 
-// The same on streams of their own: it depends on whether both fit on the SMs at a time.
+// The same on separate streams: it depends on whether both fit on the SMs at a time.
 TEST(NcclRules, CommunicatorsSideBySideNeedTheirSms) {
   int deadlocks = 0;
   for (uint64_t seed = 0; seed < 20; ++seed) {
@@ -193,7 +193,7 @@ TEST(NcclRules, MemoryIsChecked) {
     const char* told;
   };
   const std::vector<Case> cases = {
-      // Rank 0's output is read on another stream that waits for nothing.
+      // Rank 0's output is read on another stream, which does not wait.
       {[](Pair& p) {
          (void)p.gather(0);
          (void)p.gather(1);
@@ -202,7 +202,7 @@ TEST(NcclRules, MemoryIsChecked) {
                                cudaMemcpyDeviceToDevice, other.get());
        },
        Kind::kRace, "nothing orders"},
-      // Rank 1's input is overwritten meanwhile.
+      // Rank 1's input is overwritten in the meantime.
       {[](Pair& p) {
          const DeviceGuard guard(1);
          const HighPriorityStream other;
@@ -234,7 +234,7 @@ TEST(NcclRules, MemoryIsChecked) {
       Pair pair;
       one.calls(pair);
       testing::run_to_the_end(2);
-      // A copy that comes first reads what nobody has written.
+      // If the copy comes first, it reads what nobody has written.
       if (one.kind == Kind::kRace && runtime.failure() &&
           runtime.failure()->kind() == Kind::kMemory) {
         continue;
@@ -285,7 +285,7 @@ TEST(NcclRules, ConfigurationsAreChecked) {
   EXPECT_TRUE(refused([](ncclConfig_t& c) { c.cgaClusterSize = 9; }));
 }
 
-// Ranks are ordered by their keys within a colour; one rank takes no part.
+// Ranks are ordered by their keys within a color; one rank takes no part.
 TEST(NcclRules, ASplitOrdersRanksByKey) {
   Runtime runtime(with_seed(3, 3));
   const Ranks comms(3);
@@ -308,7 +308,7 @@ TEST(NcclRules, ASplitOrdersRanksByKey) {
 
 // --- Communicators that do not block ----------------------------------------------
 
-// A call is launched by a thread of NCCL, some time later. Until then the stream may be over.
+// A thread of NCCL launches the call some time later. Until then the stream may seem idle.
 TEST(NcclRules, ACallThatDoesNotBlockIsEnqueuedLater) {
   int over_too_early = 0;
   ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
@@ -369,8 +369,8 @@ TEST(NcclRules, AnAbortEndsKernelsAndSomePeersNotice) {
   EXPECT_LT(noticed, 20);
 }
 
-// The second communicator's kernel is in front of the first one's. An abort waits for its own
-// kernels, so aborts of several communicators are a group.
+// The second communicator's kernel is ahead of the first one's. An abort waits for its own kernels,
+// so several communicators must be aborted in a group.
 TEST(NcclRules, AbortsOneAfterTheOtherWaitForWhatIsNotAbortedYet) {
   for (const bool grouped : {false, true}) {
     Runtime runtime(with_seed(1, 2));
@@ -409,8 +409,8 @@ struct Captured {
   cudaGraphExec_t graphs[2] = {};
 };
 
-// Replays and other calls of a communicator follow each other in the order of their launches,
-// whatever their streams.
+// Replays and other calls of a communicator run in the order of their launches, on whatever
+// streams.
 TEST(NcclRules, ReplaysAreOrderedWithOtherCalls) {
   for (uint64_t seed = 0; seed < kSeeds; ++seed) {
     Runtime runtime(with_seed(seed, 2));

@@ -9,7 +9,7 @@
 namespace axonn::gpu_machine::nccl {
 namespace {
 
-// How values of a dtype lie in memory, and in which type they are combined.
+// How values of a dtype are stored, and the type in which they are combined.
 template <typename T>
 struct Plain {
   using Value = T;

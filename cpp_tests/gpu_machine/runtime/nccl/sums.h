@@ -1,4 +1,4 @@
-// Sums of what several ranks give, in the ways in which NCCL adds.
+// Sums of several ranks' values, in the ways that NCCL adds.
 #pragma once
 
 #include <nccl.h>
@@ -13,8 +13,8 @@ namespace axonn::gpu_machine::nccl {
 // (NVLS) keeps 16-bit floats in float32 and rounds once.
 enum class Rounding { kAtEachRank, kOnce };
 
-// Combines the ranks' addends one after the other, in this order; each has the same number of
-// elements of the dtype. An average is the sum, divided at the end.
+// Combines the ranks' addends in this order; each has the same number of elements of the dtype. An
+// average is the sum, divided at the end.
 std::vector<std::byte> combine(const std::vector<const std::vector<std::byte>*>& addends,
                                ncclDataType_t dtype, ncclRedOp_t op, Rounding rounding);
 

@@ -11,7 +11,7 @@
 namespace axonn::gpu_machine::nccl {
 namespace {
 
-// FNV-1a, which is the same everywhere.
+// FNV-1a, which gives the same value everywhere.
 uint64_t hash_of(const std::string& text) {
   uint64_t hash = 0xCBF29CE484222325;
   for (const char letter : text) hash = (hash ^ static_cast<unsigned char>(letter)) * 0x100000001B3;

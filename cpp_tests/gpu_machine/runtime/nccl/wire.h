@@ -1,4 +1,4 @@
-// What ranks in several processes tell each other: small files, in a folder that lies in memory.
+// Messages between ranks in several processes: small files in an in-memory folder.
 #pragma once
 
 #include <cstddef>
@@ -13,10 +13,10 @@ namespace axonn::gpu_machine::nccl {
 // One communicator's folder.
 class Wire {
  public:
-  // The same name gives the same folder in each process.
+  // The same name gives the same folder in every process.
   Wire(const std::string& folder, const std::string& communicator);
 
-  // A file is there as a whole, or not at all.
+  // A file appears as a whole, or not at all.
   void put(const std::string& name, const std::vector<std::byte>& bytes) const;
   void put(const std::string& name, const std::string& text = "") const;
   bool has(const std::string& name) const;
@@ -28,7 +28,7 @@ class Wire {
   std::filesystem::path folder_;
 };
 
-// Draws the same numbers in each process for the same text.
+// Draws the same numbers in every process for the same text.
 std::mt19937_64 random_of(const std::string& text);
 
 }  // namespace axonn::gpu_machine::nccl

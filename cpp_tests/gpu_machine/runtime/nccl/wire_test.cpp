@@ -1,4 +1,4 @@
-// Ranks in processes of their own.
+// Ranks in separate processes.
 #include <gtest/gtest.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -49,7 +49,7 @@ struct Rank {
   float* values = nullptr;
 };
 
-// Runs it on each rank, in a process of its own; expects that it returns true.
+// Runs a function on each rank, in separate processes; expects that it returns true.
 void on_ranks(int size, const std::function<bool(Rank&)>& what) {
   namespace fs = std::filesystem;
   const fs::path folder = fs::temp_directory_path() / ("wire" + std::to_string(getpid()));

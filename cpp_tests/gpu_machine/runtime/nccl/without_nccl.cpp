@@ -1,4 +1,4 @@
-// In place of all tests of NCCL where there is no nccl.h.
+// Stands in for all tests of NCCL if there is no nccl.h.
 #include <gtest/gtest.h>
 
 TEST(Nccl, CallsOfTheHostCode) {
