@@ -48,7 +48,7 @@ def test_equals_one_process(pool, name, layers) -> None:
 
 @pytest.mark.parametrize(("number", "options"), list(enumerate(OPTIONS)))
 def test_sizes_that_nothing_divides(pool, number, options) -> None:
-    """Of every schedule two grids, and of every grid two schedules or more."""
+    """Each schedule runs on two grids, and each grid has at least two schedules."""
     shapes = [FOUR[(number + step) % len(FOUR)] for step in (0, 2)]
     check(pool, 4, "gpt2-odd", 5, shapes, [options])
 
@@ -63,7 +63,7 @@ def test_stages_that_are_frozen(pool, label) -> None:
 
 
 def differences_by_scale(label: str, overlaps: bool) -> list[str]:
-    """Gradients that a loss scale of 2**10 changes by more than this factor, and losses."""
+    """Names of losses and gradients that a loss scale of 2**10 changes by more than the scale."""
     config, options, scale = config_of("llama-tied", 5), OPTIONS[label], 2.0**10
     found = []
     for loss_scale in (1.0, scale):
@@ -75,7 +75,7 @@ def differences_by_scale(label: str, overlaps: bool) -> list[str]:
             evaluated = pipeline.evaluate(own_batches(model.grid))
         assert abs(loss - evaluated) < 1e-11
         found.append({"loss": loss * loss_scale, **full_gradients(model)})
-    # A power of two rounds nothing.
+    # Scaling by a power of two causes no rounding.
     return [
         name for name, value in found[0].items() if not torch.equal(value * scale, found[1][name])
     ]
@@ -135,7 +135,7 @@ def test_a_tied_table_that_trains_on_one_end_alone_is_refused(pool) -> None:
 
 
 def losses_of_odd_rows() -> list[float]:
-    """Of three micro-batches of 15 tokens, on stages and on x alone."""
+    """Losses and norms for three micro-batches of 15 tokens, on grids with x and without."""
     tokens = torch.randint(64, (3, 3, 6), generator=torch.Generator().manual_seed(1))
     batches = [MicroBatch(t[:, :-1], t[:, 1:]) for t in tokens]
     found = []
@@ -149,7 +149,7 @@ def losses_of_odd_rows() -> list[float]:
 
 
 def test_rows_that_x_does_not_divide(pool) -> None:
-    """In layout "replicated" each rank of x then sends all rows."""
+    """In layout "replicated", each rank of x then sends all rows."""
     for loss, norm, want_loss, want_norm in pool(4).run(losses_of_odd_rows):
         assert loss == pytest.approx(want_loss, rel=1e-12)
         assert norm == pytest.approx(want_norm, rel=1e-11)
@@ -205,7 +205,7 @@ def test_one_stage(pool) -> None:
 
 
 def bytes_over_data(label: str) -> int:
-    """What the sums of one step send."""
+    """The bytes that the sums of one step send."""
     model = make(config_of("gpt2", 2), GridShape(data=2), OPTIONS[label], ParallelConfig())
     overlap = Overlap(bucket_bytes=1)
     with Pipeline(model, model.grid, OPTIONS[label], overlap=overlap) as pipeline:
@@ -216,7 +216,7 @@ def bytes_over_data(label: str) -> int:
 
 
 def test_weight_gradients_that_wait_are_summed_no_more_often(pool) -> None:
-    """The table of both ends gets a gradient in backward, and the head's later."""
+    """The table on both end stages gets a gradient in backward, and the head's one later."""
     assert pool(2).run(bytes_over_data, "message_driven") == pool(2).run(bytes_over_data, "1f1b")
 
 
@@ -226,9 +226,9 @@ def test_interleaved_on_four_stages(pool) -> None:
 
 
 def replicas(shape: GridShape) -> tuple[float, float, float]:
-    """Errors of a list of modules against one process; how far the ranks' parameters are apart."""
+    """Errors of a list of modules against one process, and the sum of the initial values."""
     grid = grid_of(shape)
-    torch.manual_seed(grid.rank)  # each rank draws other initial values
+    torch.manual_seed(grid.rank)  # each rank draws different initial values
     layers = [lambda: nn.Sequential(nn.Linear(6, 6), nn.Tanh(), nn.LayerNorm(6))] * 5
     generator = torch.Generator().manual_seed(1)
     inputs, targets = (torch.randn(4, 8, 6, generator=generator).double() for _ in range(2))
@@ -261,25 +261,30 @@ def test_a_list_of_modules(pool, shape) -> None:
 
 
 def first_gradient_is_late(direction: str, stage: int, micro_batch: int) -> float:
-    """A late message holds up those behind it, so stage 0 is sent its gradients all at once."""
+    """A late message delays those after it, so stage 0 gets all its gradients at once."""
     return 0.5 if (direction, stage, micro_batch) == (BACKWARD, 0, 0) else 0.0
 
 
-def held(limit: int, in_flight: int = 2) -> tuple[int, int]:
-    """The most micro-batches in flight, and the most bytes that weight gradients waited with."""
+def held(limit: int, in_flight: int = 2, micro_batches: int | None = None) -> tuple[int, int]:
+    """The peak number of micro-batches in flight, and the peak bytes of deferred gradients.
+
+    micro_batches: how many of them; None: all
+    """
     options = PipelineOptions(in_flight=in_flight, deferred_bytes=limit)
     model = make(config_of("gpt2", 4), GridShape(pipe=2), options, ParallelConfig())
-    # While a stage sleeps in backward, the next gradients arrive, however slow its threads are.
+    # While a stage sleeps in backward, the next gradients arrive, even if its threads are slow.
     next(model.parameters()).register_hook(lambda _: time.sleep(0.1))
     with Pipeline(model, model.grid, options, delay=first_gradient_is_late) as pipeline:
-        pipeline.step(own_batches(model.grid))
+        pipeline.step(own_batches(model.grid)[:micro_batches])
         return pipeline.stats.peak_in_flight, pipeline.stats.peak_deferred_bytes
 
 
 def test_what_stages_hold_has_limits(pool) -> None:
-    # Each backward is followed by its weight gradients.
-    (first, one), (last, _) = pool(2).run(held, 1, 1)
+    (first, _), (last, _) = pool(2).run(held, 1, 1)
     assert first <= 2 and last <= 1
+    (_, one), _ = pool(2).run(held, 0, 2, 1)
+    (_, most), _ = pool(2).run(held, 1)
+    assert most == one, "with a limit of 1 byte, weight gradients follow each backward"
     flying, free = zip(*pool(2).run(held, 0), strict=True)
     assert flying[0] <= 4 and flying[1] <= 2
     assert one > 0 and free[0] >= 2 * one, "backwards come before weight gradients that are free"
@@ -297,7 +302,7 @@ def test_whole_states(pool, chunks) -> None:
 
 
 def blocks(shape: GridShape) -> list[str]:
-    """The parameters of this rank, by name."""
+    """The names of this rank's parameters."""
     model = make(config_of("gpt2", 5), shape, PipelineOptions(), ParallelConfig())
     return [name for name, _ in model.named_parameters()]
 
