@@ -1,17 +1,17 @@
-"""Compiles axonn_ext._C, and _cuda, _cuda_sm90 for CUDA. What needs no compiler: pyproject.toml.
+"""Compiles axonn_ext._C and, for CUDA, _cuda and _cuda_sm90. The metadata is in pyproject.toml.
 
-AXONN_CUDA            1: build the CUDA parts or fail; 0: never; unset: if a CUDA torch, an nvcc of
-                      its major version, NCCL and cuBLAS are found.
-AXONN_CUDA_REASON     why AXONN_CUDA=0 was set, where a program did so; for the report
-CUDA_HOME             the CUDA toolkit; else the wheels of cuda-toolkit, else the nvcc of the PATH
-CUTLASS_HOME          CUTLASS, whose headers _cuda_sm90 needs; else the wheel nvidia-cutlass
-TORCH_CUDA_ARCH_LIST  what the kernels are compiled for, as in torch (by default 8.0;9.0+PTX)
-MAX_JOBS              how many files are compiled at once, at most (by default one per core); with
-                      CUDA parts fewer, where the available memory is less than 6 GiB for each
+AXONN_CUDA            1: build the CUDA parts or fail; 0: never build them; unset: build them if a
+                      CUDA torch, an nvcc of its major version, NCCL and cuBLAS are found
+AXONN_CUDA_REASON     for the report: why AXONN_CUDA=0 is set, if a program set it
+CUDA_HOME             the CUDA toolkit (default: the wheels of cuda-toolkit, else the nvcc on PATH)
+CUTLASS_HOME          CUTLASS, whose headers _cuda_sm90 needs (default: the wheel nvidia-cutlass)
+TORCH_CUDA_ARCH_LIST  architectures to compile the kernels for, as in torch (default: 8.0;9.0+PTX)
+MAX_JOBS              maximum number of files to compile at once (default: one per core, or fewer
+                      for CUDA parts if less than 6 GiB of memory is available for each)
 AXONN_DEBUG_INFO      1: compile C++ with debug information; _C then takes 100 MB instead of 3
 
-The build prints what it builds, what it leaves out and why (pip shows that with -v); afterwards
-`axonn-ext doctor` tells it.
+The build prints what it builds, and what it leaves out and why (pip shows this with -v). Later,
+`axonn-ext doctor` shows the same.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ which has no torch either)."""
 
 
 def find_files(*patterns: str) -> list[str]:
-    """The matching files, sorted, relative to the root as setuptools wants them."""
+    """The matching files, sorted, as the relative paths that setuptools expects."""
     return sorted(str(path.relative_to(ROOT)) for p in patterns for path in ROOT.glob(p))
 
 
@@ -66,22 +66,22 @@ CXX_FLAGS = (
     "-std=c++20",
     "-O3",
     "-fvisibility=hidden",
-    "-ffp-contract=off",  # the same bits whether or not the CPU has fused multiply-add
-    "-fno-math-errno",  # without it, a loop with square roots does not become vectors
+    "-ffp-contract=off",  # bitwise the same results with and without fused multiply-add
+    "-fno-math-errno",  # without this flag, loops with square roots are not vectorized
     "-Wall",
     "-Wextra",
 )
-# Without -DNDEBUG CUTLASS's asserts make ptxas wait for each wgmma.
+# Without -DNDEBUG, CUTLASS's asserts make ptxas wait for each wgmma.
 NVCC_FLAGS = ("-std=c++17", "-O3", "-DNDEBUG", "-lineinfo", "-Xcompiler=-fvisibility=hidden")
 CUTLASS_FLAGS = ("--expt-relaxed-constexpr",)
-# Folders of csrc/ops whose files are not _C's but a CUDA module's of that name.
+# Folders of csrc/ops whose files belong to the CUDA module of the same name, not to _C.
 CUDA_FOLDERS = ("cuda", "cuda_sm90")
 
 
 def debug_info_flag() -> str:
-    """Whether g++ writes debug information, against Python's own flags, which ask for it.
+    """The flag that turns debug information on or off; Python's own flags turn it on.
 
-    _C then takes 100 MB instead of 3, and takes a fifth more time.
+    With debug information, _C takes 100 MB instead of 3, and compiling it takes a fifth longer.
 
     Raises: BuildError if AXONN_DEBUG_INFO is malformed.
     """
@@ -92,10 +92,10 @@ def debug_info_flag() -> str:
 
 
 def cxx_flags(include_dirs: Iterable[str | Path]) -> list[str]:
-    """The flags of C++ files, with the headers of others, which are not ours to warn about.
+    """The flags of C++ files. Third-party headers are system headers, which cause no warnings.
 
-    ninja does not watch system headers, so torch's version stands in the command line: another
-    torch recompiles everything.
+    ninja does not track system headers, so the command line contains torch's version: a different
+    torch then recompiles everything.
     """
     import torch
 
@@ -104,7 +104,7 @@ def cxx_flags(include_dirs: Iterable[str | Path]) -> list[str]:
 
 
 def files_of(folder: str, pattern: str) -> list[str]:
-    """The matching files of csrc/core or csrc/ops that no CUDA module has to itself."""
+    """The matching files of csrc/core or csrc/ops, without those that only CUDA modules use."""
     cuda = ("csrc/core/cuda/", *(f"csrc/ops/{name}/" for name in CUDA_FOLDERS))
     return [name for name in find_files(f"csrc/{folder}/{pattern}") if not name.startswith(cuda)]
 
@@ -122,9 +122,9 @@ def cpu_extension() -> Any:
 
 
 def cuda_extension(module: KernelModule, toolkit: Toolkit, cutlass: Path | None) -> Any:
-    """One module of CUDA code, with the C++ files of csrc/ops/<its name> that bind it.
+    """One module of CUDA code, with its bindings, the C++ files of csrc/ops/<module>.
 
-    An architecture's has those of csrc/core/cuda/<architecture> and CUTLASS.
+    A module for one architecture also has the files of csrc/core/cuda/<architecture>, and CUTLASS.
     """
     from torch.utils.cpp_extension import CppExtension
 
@@ -162,27 +162,27 @@ def cuda_extension(module: KernelModule, toolkit: Toolkit, cutlass: Path | None)
 
 
 def build_base(prefix: str, torch: str) -> Path:
-    """The folder of what an environment compiles.
+    """The build folder of an environment.
 
-    The commands of the compiler hold paths of the environment: with one folder for all, each would
-    compile anew what another had compiled.
+    The compiler's command lines contain paths of the environment. If environments shared a folder,
+    each would recompile what another had compiled.
     """
     environment = hashlib.sha256(prefix.encode()).hexdigest()[:8]
     return Path("build", f"{sys.implementation.cache_tag}-torch-{torch}-{environment}")
 
 
 def ninja_folders() -> list[str]:
-    """Where this environment's ninja is, for the head of the PATH, which need not lead there.
+    """Folders that may hold this environment's ninja, to put at the front of PATH.
 
-    Another ninja may discard the log of what is compiled, if its format is of another version, and
-    would then compile everything anew.
+    A ninja from elsewhere may use another version of the build log's format. It then discards the
+    log and recompiles everything.
     """
     folders = [str(Path(sys.executable).parent)]
     try:
         files = importlib.metadata.files("ninja") or []
     except importlib.metadata.PackageNotFoundError:
         files = []
-    # Beside another interpreter, if this environment is based on one that has the package.
+    # An environment that inherits the package from another Python finds ninja in that one's folder.
     folders += [str(Path(file.locate()).resolve().parent) for file in files if file.name == "ninja"]
     return folders
 
@@ -196,7 +196,7 @@ std::map<std::string, std::string> axonn::ops::left_out() {{ return {{{rows}}}; 
 
 
 def write_left_out(folder: Path, left_out: Mapping[str, str]) -> str:
-    """A source file of _C that tells what was left out; it is written only if that has changed."""
+    """Writes, if it has changed, the source file of _C that lists the parts left out."""
     path = folder / "left_out.cpp"
     rows = ", ".join(f"{{{json.dumps(name)}, {json.dumps(why)}}}" for name, why in left_out.items())
     text = LEFT_OUT.format(rows=rows)
@@ -207,7 +207,7 @@ def write_left_out(folder: Path, left_out: Mapping[str, str]) -> str:
 
 
 def remove_modules(folder: Path, *, keep: Sequence[str]) -> None:
-    """Removes the compiled modules of an earlier build, which would be packed or loaded."""
+    """Removes compiled modules of an earlier build, which would be packaged or loaded."""
     suffix = sysconfig.get_config_var("EXT_SUFFIX")
     for path in folder.glob(f"_*{suffix}"):
         if path.name.removesuffix(suffix) not in keep:
@@ -225,33 +225,33 @@ def build_command(report: str, base: Path, left_out: Mapping[str, str]) -> Any:
     objects = ROOT / base / "objects"
 
     class BuildCommand(BuildExtension.with_options(use_ninja=True)):
-        """Says what is built, and keeps the objects, so that only what changed is recompiled."""
+        """Prints what it builds, and keeps the objects, so that only changed files recompile."""
 
         def build_extensions(self) -> None:
             print(report, flush=True)
-            # Not before: a list of sources that is made for an sdist must not hold it.
+            # Added only here: an sdist, which lists the sources without building, must not have it.
             self.extensions[0].sources.append(write_left_out(base, left_out))
-            self.parallel = None  # the other modules take what _C's build has compiled
+            self.parallel = None  # the other modules reuse what _C's build has compiled
             names = [ext.name.rpartition(".")[2] for ext in self.extensions]
             remove_modules(Path(self.build_lib, "axonn_ext"), keep=names)
             super().build_extensions()
 
         def build_extension(self, ext: Any) -> None:
-            if ext is self.extensions[0]:  # _C, which the others are built after
+            if ext is self.extensions[0]:  # _C, which is built first
                 self.core = self.objects_of_core(ext.include_dirs)
                 self.headers = self.flags_of_headers(ext)
             ext.extra_objects = self.core
             flags = ext.extra_compile_args
             (flags["cxx"] if isinstance(flags, dict) else flags).extend(self.headers)
-            # A folder for each. An editable build would otherwise use, and remove, a new temporary
-            # folder; wheels and editable installs share their objects.
+            # One folder per module, shared by wheels and editable installs. An editable build would
+            # otherwise use a new temporary folder, and remove it.
             self.build_temp = str(objects / ext.name.rpartition(".")[2])
             super().build_extension(ext)
 
         def objects_of_core(self, include_dirs: list[str]) -> list[str]:
             """Compiles csrc/core, which needs no torch, once for all modules.
 
-            Its symbols are hidden, so that the modules' copies stay apart.
+            Its symbols are hidden, so that each module uses its own copy.
             """
             return self.compiler.compile(
                 files_of("core", "**/*.cpp"), output_dir=str(objects / "core"),
@@ -263,13 +263,13 @@ def build_command(report: str, base: Path, left_out: Mapping[str, str]) -> Any:
             if not check_compiler_is_gcc(get_cxx_compiler()) or torch.version.hip is not None:
                 return []
             includes = [f"-I{path}" for path in (*ext.include_dirs, *self.compiler.include_dirs)]
-            # A macro that differs between modules would make the headers those of one.
+            # This macro differs between modules; with it, only one could use the headers.
             flags = [*self.compiler.compiler_so[1:], *ext.extra_compile_args]
             flags = [flag for flag in flags if not flag.startswith("-DTORCH_EXTENSION_NAME=")]
             return precompile(ROOT / base / "headers", [get_cxx_compiler(), *includes, *flags])
 
         def copy_extensions_to_source(self) -> None:
-            """An editable build's; the modules of an earlier one must not be loaded beside them."""
+            """Removes the modules of an earlier editable build, which must not be loaded."""
             remove_modules(ROOT / "axonn_ext", keep=())
             super().copy_extensions_to_source()
 
@@ -283,7 +283,7 @@ def report_of(
     left_out: Mapping[str, str],
     jobs: Jobs,
 ) -> str:
-    """What is built, with what, what is not, and how many files at once."""
+    """The report: what is built and with which tools, what is left out, and how many jobs run."""
     import torch
 
     nvcc = f"{toolkit.version} in {toolkit.home}" if toolkit else "none"
@@ -330,8 +330,8 @@ def main() -> None:
     cutlass = None
     if choice.build:
         assert toolkit is not None
-        os.environ["CUDA_HOME"] = str(toolkit.home)  # torch reads it when the next is imported
-        if shutil.which("ccache"):  # C++ files go through it where the PATH leads there first
+        os.environ["CUDA_HOME"] = str(toolkit.home)  # read on importing torch's cpp_extension
+        if shutil.which("ccache"):  # C++ uses it if PATH has ccache's compilers first
             os.environ.setdefault("PYTORCH_NVCC", f"ccache {toolkit.home / 'bin' / 'nvcc'}")
         cutlass = find_cutlass(os.environ.get("CUTLASS_HOME"), sys.path)
         demanded = os.environ.get("AXONN_CUDA") == "1"
@@ -344,7 +344,7 @@ def main() -> None:
     )
     os.environ["MAX_JOBS"] = str(jobs.count)  # torch's BuildExtension reads it
     base = build_base(sys.prefix, torch.__version__)
-    for copy in base.glob("lib*/axonn_ext/**/*"):  # else a file that has gone would be installed
+    for copy in base.glob("lib*/axonn_ext/**/*"):  # or deleted files would be installed
         if copy.is_file() and copy.suffix != ".so":
             copy.unlink()
     setup(

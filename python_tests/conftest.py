@@ -10,7 +10,7 @@ from worker_pool import WorkerPool, pools_of_module
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests marked gpu are skipped, and say why, where torch sees no GPU."""
+    """Skips tests marked gpu, with the reason, if torch sees no GPU."""
     if torch.cuda.is_available():
         return
     missing = pytest.mark.skip(reason=f"no GPU: torch {torch.__version__} sees no CUDA device")
@@ -21,7 +21,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def no_cache_on_disk() -> Iterator[None]:
-    """Processes that tests start see no measurements of the user's, and leave none."""
+    """Processes that tests start neither read nor write the user's measurements."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("AXONN_CACHE_DIR", "")
         yield
@@ -29,13 +29,13 @@ def no_cache_on_disk() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def gloo_connects_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As in scripts that no command starts, even if a run in this process has asked for another."""
+    """Restores gloo's default, which an earlier run in this process may have changed."""
     monkeypatch.delenv("TORCH_GLOO_LAZY_INIT", raising=False)
 
 
 @pytest.fixture(scope="session")
 def pools() -> Iterator[dict[int, WorkerPool]]:
-    """The session's pools by world size, each started at its first use."""
+    """The session's pools by world size, each started on first use."""
     started: dict[int, WorkerPool] = {}
     yield started
     for each in started.values():
@@ -44,14 +44,14 @@ def pools() -> Iterator[dict[int, WorkerPool]]:
 
 @pytest.fixture(scope="module")
 def pool(pools: dict[int, WorkerPool]) -> Iterator[Callable[[int], WorkerPool]]:
-    """`pool(world_size)`: the session's pool of that size, with groups of this module's own."""
+    """`pool(world_size)`: the session's pool of this size, with new groups for this module."""
     with pools_of_module(pools) as get:
         yield get
 
 
 @pytest.fixture(scope="session")
 def interpreter() -> Iterator[Interpreter]:
-    """The session's process in which Triton's kernels run in its interpreter."""
+    """The session's process that runs Triton's kernels in the interpreter."""
     process = Interpreter()
     yield process
     process.close()
@@ -59,14 +59,14 @@ def interpreter() -> Iterator[Interpreter]:
 
 @pytest.fixture(scope="session")
 def gpu_pool() -> Iterator[Callable[[int], WorkerPool]]:
-    """`gpu_pool(world_size)`: likewise over NCCL, ranks dealt to the GPUs there are."""
+    """`gpu_pool(world_size)`: a pool over NCCL, with its ranks distributed over the GPUs."""
     pools: dict[int, WorkerPool] = {}
 
     def get(world_size: int) -> WorkerPool:
         if world_size in pools and pools[world_size].usable:
             return pools[world_size]
-        # Where a pool's own ranks share a GPU, idle pools would take turns on it. Elsewhere they
-        # stay, since it takes long to start them.
+        # If the ranks of a pool share a GPU, idle pools would take turns on it, so they are closed.
+        # Otherwise they are kept, as starting them takes long.
         share = max([world_size, *pools]) > torch.cuda.device_count()
         for number in [number for number in pools if share or number == world_size]:
             pools.pop(number).close()

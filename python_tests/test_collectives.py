@@ -1,4 +1,4 @@
-"""ranks/collectives.py: which algorithm runs; python_tests/ops has values and gradients."""
+"""ranks/collectives.py: the choice of algorithm; python_tests/ops tests values and gradients."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from axonn_ext.ranks.collectives import algorithm_of_collective
     ("device", "algorithm", "runs"),
     [
         ("cpu", "fused", "fused"),
-        ("cuda", "fused", "sequential"),  # GPUs have a fused one only beside a matmul
+        ("cuda", "fused", "sequential"),  # on GPUs, "fused" needs a matmul
         ("cuda", "chunked", "chunked"),
         ("cuda", "auto", "auto"),
     ],
 )
 def test_the_algorithm_of_a_collective(device: str, algorithm: str, runs: str) -> None:
-    with FakeTensorMode():  # a GPU's tensor without a GPU
+    with FakeTensorMode():  # gives a CUDA tensor without a GPU
         tensor = torch.empty(2, 3, device=device)
     assert algorithm_of_collective(algorithm, tensor) == runs

@@ -1,4 +1,4 @@
-"""The planner counts the communicators that ranks make."""
+"""The planner's number of communicators is the number that ranks make."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from worker_pool import WorkerPool
 
 
 def made_for(shape: GridShape, own: bool, wraps: bool) -> int:
-    """The groups of several ranks that a rank makes, those of messages over NCCL included."""
+    """The number of groups of several ranks that a rank makes, including NCCL's for messages."""
     names = dist.distributed_c10d._world.pg_names
     before, library = set(names), FakeLibrary()
     with Grid(**shape.as_dict()) as grid:

@@ -1,4 +1,4 @@
-"""How ranks meet: what they say where they differ, and how often they use the store."""
+"""How ranks compare values: their errors if they differ, and their calls of the store."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Values = Mapping[str, str] | None
 def all_meet(
     values: list[Values], store: Callable[[], Store] | None = None
 ) -> list[BaseException | None]:
-    """What each rank raises where ranks say these values."""
+    """The error that each rank raises if the ranks have these values."""
     size, shared = len(values), HashStore()
     raised: list[BaseException | None] = [TimeoutError()] * size
 
@@ -111,7 +111,7 @@ def test_ranks_that_do_not_come_are_named() -> None:
 
 
 def on_threads(texts: Mapping[int, str], size: int, seconds: float) -> dict[int, object]:
-    """What said_by_all returns, or raises, on the ranks that take part."""
+    """The result or error of said_by_all on the ranks that take part."""
     store, answers = HashStore(), {}
 
     def run(rank: int, text: str) -> None:
@@ -156,7 +156,7 @@ def test_one_rank_looks_who_is_missing() -> None:
 
 @pytest.mark.parametrize(("differs", "most"), [(False, 8), (True, 9)])
 def test_a_rank_uses_the_store_as_often_whatever_their_number(differs: bool, most: int) -> None:
-    """But for one rank, which reads what all say where they differ."""
+    """The exception is one rank, which reads all values if they differ."""
     for size in (2, 16):
         stores: list[CountingStore] = []
         shared = HashStore()

@@ -1,4 +1,4 @@
-"""Values that ranks tell each other, as JSON, and that nothing of ours is unpickled."""
+"""Values that ranks exchange are sent as JSON, and never unpickled."""
 
 from __future__ import annotations
 

@@ -103,7 +103,7 @@ def test_launch_environment():
 
 
 def test_ranks_that_share_gpus_are_hosts_to_nccl() -> None:
-    environment = {"NCCL_MULTI_RANK_GPU_ENABLE": "0"}  # what the user has set holds
+    environment = {"NCCL_MULTI_RANK_GPU_ENABLE": "0"}  # the user's value is kept
     settings.let_ranks_share_gpus(3, environment)
     assert environment == {
         "NCCL_HOSTID": "axonn-ext-rank-3", "NCCL_MULTI_RANK_GPU_ENABLE": "0",

@@ -1,4 +1,4 @@
-"""What Slurm's variables say of a process, and processes that meet by them."""
+"""Processes are configured from Slurm's variables, and meet by them."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_a_task_has_a_place() -> None:
     "variables",
     [
         {},
-        task(0, 1, "1"),  # the only one, which starts its ranks itself
+        task(0, 1, "1"),  # a single task starts its ranks itself
         {k: v for k, v in task(0, 8, "4(x2)").items() if k != "SLURM_STEP_NODELIST"},  # a script
         worker_environment(task(1, 8, "4(x2)")),
     ],
@@ -51,7 +51,7 @@ def test_what_is_no_rank(variables: Mapping[str, str]) -> None:
 
 
 def test_a_rank_that_takes_another_one_keeps_its_job() -> None:
-    """As with --rank-order, which gives whole hosts other ranks."""
+    """--rank-order, for example, permutes the ranks of whole hosts."""
     variables = task(4, 8, "4(x2)", SLURM_LOCALID="0", SLURM_NODEID="1", SLURM_STEP_NUM_NODES="2")
     before = launch_environment(variables)
     assert before is not None and not before.one_host
@@ -81,7 +81,7 @@ def test_what_the_user_has_set_holds(variables: dict[str, str]) -> None:
         task(1, 4, "2(x2)", SLURM_LOCALID="0", SLURM_NODEID="1"),  # --distribution=cyclic
         task(0, 7, "4,3"),
         task(4, 7, "4,3", SLURM_LOCALID="0", SLURM_NODEID="1"),
-        {"RANK": "3", "LOCAL_RANK": "1", "WORLD_SIZE": "4"},  # how many ranks has this host?
+        {"RANK": "3", "LOCAL_RANK": "1", "WORLD_SIZE": "4"},  # without LOCAL_WORLD_SIZE
     ],
 )
 def test_ranks_that_are_not_in_a_row(variables: dict[str, str]) -> None:

@@ -1,4 +1,4 @@
-"""Which extension modules setup.py makes of the CUDA code, and for which architectures."""
+"""Decides which extension modules setup.py builds of the CUDA code, for which architectures."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ DEFAULT_ARCHITECTURES = "8.0;9.0+PTX"
 
 @dataclass(frozen=True)
 class KernelModule:
-    """An extension module of CUDA code: all of its files are compiled with the same flags."""
+    """An extension module of CUDA code; all its files are compiled with the same flags."""
 
     name: str
     flags: tuple[str, ...]
@@ -22,15 +22,15 @@ class KernelModule:
 
 
 def gencode_flags(arch_list: str | None) -> tuple[str, ...]:
-    """nvcc's flags for TORCH_CUDA_ARCH_LIST, which torch reads: versions, names, and "native".
+    """nvcc's flags for TORCH_CUDA_ARCH_LIST, as torch reads it: versions, names, and "native".
 
-    Raises: BuildError for what this torch does not know, or "native" without a GPU.
+    Raises: BuildError for an entry that this torch does not know, or "native" without a GPU.
     """
     from torch.utils.cpp_extension import _get_cuda_arch_flags
 
     asked = os.environ.get("TORCH_CUDA_ARCH_LIST")
     words = re.split(r"[;, ]+", (arch_list or DEFAULT_ARCHITECTURES).strip("; ,"))
-    os.environ["TORCH_CUDA_ARCH_LIST"] = ";".join(words)  # torch takes it from nowhere else
+    os.environ["TORCH_CUDA_ARCH_LIST"] = ";".join(words)  # the only place torch reads it from
     try:
         flags = _get_cuda_arch_flags()
     except (ValueError, IndexError) as error:  # IndexError: "native" finds no GPU
@@ -52,11 +52,11 @@ def gencode_flags(arch_list: str | None) -> tuple[str, ...]:
 
 
 def kernel_modules(sources: Sequence[str], arch_list: str | None) -> list[KernelModule]:
-    """The modules that the .cu files go to: _cuda, and _cuda_sm90 for files named *_sm90.cu.
+    """The modules for the .cu files: _cuda, and _cuda_sm90 for files named *_sm90.cu.
 
-    Those use what only that architecture has, and must not meet the flags of another; from 9.0 on
-    such code is for that version alone (sm_90a). PTX comes with it where it is asked for. Modules
-    whose architecture is not asked for are left out.
+    Files named for an architecture use its special instructions, so they must not be compiled with
+    the flags of another. From 9.0 on, such code runs on that version only (sm_90a). It includes PTX
+    if TORCH_CUDA_ARCH_LIST asks for it. Modules for architectures not in that list are left out.
     """
     flags = gencode_flags(arch_list)
     asked = {match[1] for flag in flags if (match := re.search(r"code=sm_(\d+)", flag))}
@@ -79,11 +79,13 @@ def kernel_modules(sources: Sequence[str], arch_list: str | None) -> list[Kernel
 def choose_modules(
     sources: Sequence[str], arch_list: str | None, *, lacking: str | None, demanded: bool
 ) -> tuple[list[KernelModule], dict[str, str]]:
-    """The modules to build of the .cu files, and of those left out the names and the reasons.
+    """The modules to build, and the names of those left out, each with the reason.
 
-    lacking  what the modules of one architecture need and this machine has not
+    lacking   why this machine cannot build the modules for one architecture; None if it can
+    demanded  whether the CUDA parts must be built
 
-    Raises: BuildError if all are demanded and one that is asked for lacks something.
+    Raises: BuildError if the CUDA parts are demanded and a module of TORCH_CUDA_ARCH_LIST cannot
+        be built.
     """
     modules = kernel_modules(sources, arch_list)
     built = {module.name for module in modules}

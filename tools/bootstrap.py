@@ -1,13 +1,13 @@
-"""Sets up what the Makefile's targets need, and nothing twice.
+"""Sets up what the Makefile's targets need, skipping what is already done.
 
     python3 tools/bootstrap.py environment             .venv with torch and the dependencies
     python3 tools/bootstrap.py environment extension   and the compiled package, editable
     python3 tools/bootstrap.py environment lint        and the formatters and type checker
-    python3 tools/bootstrap.py environment slow        and what the slow tests compare with
+    python3 tools/bootstrap.py environment slow        and the packages that the slow tests need
     python3 tools/bootstrap.py environment headers     and CUTLASS's and NCCL's headers, in build
 
-Each step keeps a digest of what it depends on in .venv/axonn-bootstrap.json and is skipped while
-that is unchanged. It runs on the Python that found it, with the standard library alone.
+Each step stores a digest of its inputs in .venv/axonn-bootstrap.json and is skipped while the
+digest is unchanged. This program needs only Python's standard library.
 """
 
 from __future__ import annotations
@@ -36,9 +36,7 @@ ROOT = Path(__file__).resolve().parent.parent
 VENV = ROOT / ".venv"
 BIN = VENV / "bin"
 STATE = VENV / "axonn-bootstrap.json"
-COMPLETE = (
-    VENV / "complete"
-)  # there while every install into .venv ran to its end; says which torch
+COMPLETE = VENV / "complete"  # exists if every install into .venv has completed; names the torch
 CONSTRAINTS = VENV / "constraints.txt"
 LOG = ROOT / "build" / "bootstrap.log"
 DEFAULT_TORCH = "torch==2.13.0"  # the version that the tests are run with
@@ -53,12 +51,12 @@ BUILD_FILES = (
     *("setup.py", "pyproject.toml"),
     *("tools/find_cuda.py", "tools/architectures.py", "tools/build_jobs.py", "tools/precompile.py"),
 )
-# Of all that pip and ninja print: ninja's count with the file's name, and setup.py's own lines.
+# Lines of pip's and ninja's output to show: ninja's count with the file name, and setup.py's lines.
 BUILD_PROGRESS = r"(\[\d+/\d+\]).*/(csrc/\S+\.(?:cpp|cu)) |(axonn_ext: .*)"
-# Prints the version that an index knows, which may differ from torch.__version__ by a local part:
-# PyPI's 2.13.0 calls itself 2.13.0+cu130 there.
+# Prints the version under which a package index lists torch. It may lack the local part that
+# torch.__version__ has: PyPI's 2.13.0 calls itself 2.13.0+cu130.
 TORCH_VERSION = "import torch; from importlib.metadata import version; print(version('torch'))"
-SUPPORTED_TORCH = ((2, 11), (2, 16))  # from, below; pyproject.toml says the same
+SUPPORTED_TORCH = ((2, 11), (2, 16))  # lower bound, exclusive upper bound; as in pyproject.toml
 
 
 class SetupError(Exception):
@@ -78,10 +76,10 @@ def run_logged(
     show: str | None = None,
     environment: dict[str, str] | None = None,
 ) -> None:
-    """Runs a command with its output in the log, and shows the errors if it fails.
+    """Runs a command with its output in the log, and prints the errors if it fails.
 
-    `show` is a regular expression; what its groups caught is printed as it happens.
-    `environment` is the command's whole environment, by default this program's.
+    show         regular expression; the groups of each matching line are printed at once
+    environment  the command's whole environment; None: this program's
     """
     LOG.parent.mkdir(exist_ok=True)
     words = [str(word) for word in command]
@@ -123,7 +121,7 @@ def load_state() -> dict[str, str]:
 
 
 def once(name: str, key: str, step: Callable[[], None], *, whole: bool = True) -> None:
-    """Runs the step unless it was done for the same key and what it made is whole.
+    """Runs the step unless it was done for the same key and its result is whole.
 
     An interrupted step counts as not done.
     """
@@ -156,7 +154,7 @@ def exclusive() -> Iterator[None]:
 
 
 def missing_tools() -> list[str]:
-    """Debian's names of the packages that hold what this machine lacks."""
+    """Debian's names of the build packages that this machine lacks."""
     missing = [tool for tool in ("gcc", "g++", "cmake") if shutil.which(tool) is None]
     if not any(Path(p, "gtest/gtest.h").exists() for p in ("/usr/include", "/usr/local/include")):
         missing.append("libgtest-dev")
@@ -180,7 +178,7 @@ def install_tools() -> None:
         run_logged(["apt-get", "update", "-q"], environment=quiet)
         run_logged([*install.split(), "-q", "--no-install-recommends"], environment=quiet)
         missing = missing_tools()
-    # CMake fetches a GoogleTest that is not installed, so that one is no reason to stop.
+    # CMake downloads GoogleTest if it is not installed, so only the other tools are required.
     if set(missing) - {"libgtest-dev"}:
         raise SetupError(
             f"these build tools are missing: {', '.join(missing)}. On Debian or Ubuntu: "
@@ -192,8 +190,8 @@ def install_tools() -> None:
 
 
 def installed_torch(python: str | Path) -> str | None:
-    """The version of a Python's torch as an index knows it; None if it has none that works."""
-    # -I: neither the checkout nor PYTHONPATH counts.
+    """The version of a Python's torch as a package index lists it; None without a working torch."""
+    # -I: ignore the current folder and PYTHONPATH.
     result = subprocess.run(
         [str(python), "-I", "-c", TORCH_VERSION], capture_output=True, text=True, check=False
     )
@@ -201,7 +199,7 @@ def installed_torch(python: str | Path) -> str | None:
 
 
 def base_torch() -> str | None:
-    """The version of the torch that the base Python already has, if we support it."""
+    """The version of the torch that the base Python already has; None if it is not supported."""
     version = installed_torch(sys.executable)
     match = re.match(r"(\d+)\.(\d+)", version or "")
     if match is None:
@@ -220,7 +218,7 @@ def pip(
 
 
 def environment_is_whole(torch: str | None) -> bool:
-    """Whether .venv can be kept: finished, made at this path, its Python and torch still right."""
+    """Whether .venv can be kept: complete, made at this path, and with the torch asked for."""
     if not COMPLETE.exists() or not (BIN / "python").exists():
         return False
     path, _, made_with = COMPLETE.read_text().strip().partition("\n")
@@ -228,9 +226,10 @@ def environment_is_whole(torch: str | None) -> bool:
 
 
 def update_environment(project: dict[str, object], torch: str | None) -> None:
-    """A new .venv if there is no whole one, then torch, then what pyproject.toml asks for.
+    """Creates .venv and installs torch, if needed, then installs pyproject.toml's dependencies.
 
-    torch  what pip is to install; None: what is there, else the base Python's, else the default
+    torch  pip's argument for torch; None: the one in .venv, else the base Python's, else the
+           default
     """
     install_tools()
     if environment_is_whole(torch):
@@ -248,14 +247,14 @@ def update_environment(project: dict[str, object], torch: str | None) -> None:
         if inherited:
             say(f"using the torch {inherited} of {sys.executable}")
             if sys.prefix != sys.base_prefix:
-                # --system-site-packages leads past a venv to the Python it was made from.
+                # If this Python is a venv's, --system-site-packages means those of its base.
                 (site_packages() / "base_environment.pth").write_text(
                     sysconfig.get_path("purelib") + "\n"
                 )
         else:
             say(f"installing {torch} (the slow step: minutes, if it must be downloaded)")
             pip(*torch.split())
-    # While this runs the environment is not to be trusted; if it is cut short it is made anew.
+    # Until the install completes, .venv counts as incomplete; if interrupted, it is made again.
     COMPLETE.unlink(missing_ok=True)
     version = installed_torch(BIN / "python")
     if version is None:
@@ -271,7 +270,7 @@ def site_packages() -> Path:
 
 
 def requirements(project: dict[str, object], extra: str) -> list[str]:
-    """Everything needed to build, run and test from a checkout."""
+    """The packages needed to build and run from a checkout, and those of an extra."""
     meta = project["project"]
     system = project["build-system"]
     assert isinstance(meta, dict) and isinstance(system, dict)
@@ -284,8 +283,8 @@ def requirements(project: dict[str, object], extra: str) -> list[str]:
 def why_no_gpu() -> str | None:
     """Why no NVIDIA GPU works here; None if one does.
 
-    Only the driver can tell: its files may be there without a GPU (on login nodes, in containers),
-    and a GPU without the usual files (under WSL).
+    Only the driver can tell: its files may exist without a GPU (on login nodes, in containers), and
+    a GPU may be there without the usual files (under WSL).
     """
     try:
         driver = ctypes.CDLL("libcuda.so.1")
@@ -299,7 +298,7 @@ def why_no_gpu() -> str | None:
 
 
 def build_settings() -> dict[str, str]:
-    """What the build is told of CUDA: without a GPU its parts are compiled only if asked for."""
+    """Variables for the build: without a GPU, the CUDA parts are compiled only on request."""
     reason = None if os.environ.get("AXONN_CUDA") else why_no_gpu()
     if reason is None:
         return {}
@@ -308,13 +307,13 @@ def build_settings() -> dict[str, str]:
 
 
 def module_paths() -> list[str]:
-    """Where the Python of .venv looks for modules."""
+    """The sys.path of .venv's Python."""
     program = "import sys; print(*sys.path, sep='\\n')"
     return subprocess.check_output([BIN / "python", "-I", "-c", program], text=True).splitlines()
 
 
 def setup_key(paths: Sequence[str]) -> list[object]:
-    """What setup.py is told, and finds of CUDA, so far as a look at files tells: no nvcc runs."""
+    """setup.py's settings, and the CUDA files that it would find; runs no nvcc."""
     variables = [os.environ.get(name) for name in SETUP_VARIABLES]
     wheels = find_wheels(paths)
     nvcc = find_nvcc(os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH"), wheels)
@@ -326,9 +325,9 @@ def setup_key(paths: Sequence[str]) -> list[object]:
 
 
 def extension_key(settings: dict[str, str], paths: Sequence[str]) -> str:
-    """Changes when ninja may have something to do, or the package must be installed again.
+    """A digest that changes if ninja may have work, or the package must be installed again.
 
-    paths  where the Python of .venv looks for modules
+    paths  the sys.path of .venv's Python
     """
     suffixes = {".h", ".cpp", ".cu", ".cuh"}
     sources = sorted(path for path in (ROOT / "csrc").rglob("*") if path.suffix in suffixes)
@@ -352,20 +351,20 @@ def install_extra(target: str, packages: list[str]) -> None:
 
 
 def install_cutlass() -> None:
-    """Beside .venv, where it would be a reason to compile the extension again."""
+    """Installs CUTLASS outside .venv, where finding it would recompile the extension."""
     say("installing CUTLASS's headers")
     pip("--no-deps", "--upgrade", "--target", CUTLASS, CUTLASS_WHEEL)
 
 
 def install_nccl() -> None:
-    """The headers alone: the library has 300 MB, and needs a GPU."""
+    """Installs only the headers: the library takes 300 MB, and needs a GPU."""
     say("installing NCCL's headers (a download of 300 MB)")
     pip("--no-deps", "--upgrade", "--target", NCCL, NCCL_WHEEL)
     shutil.rmtree(NCCL / "nvidia/nccl/lib")
 
 
 def leave_venv() -> None:
-    """Starts over with the Python that .venv was made from: .venv may have to be made anew."""
+    """Restarts with the Python that .venv was made from, as .venv may have to be made again."""
     base = getattr(sys, "_base_executable", sys.executable)
     if Path(sys.prefix) == VENV and Path(base).exists() and BIN not in Path(base).parents:
         os.execv(base, [base, *sys.argv])

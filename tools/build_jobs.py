@@ -1,4 +1,4 @@
-"""How many files setup.py compiles at once."""
+"""Decides how many files setup.py compiles at once."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def choose_jobs(requested: str | None, *, cores: int, available_bytes: int | Non
     """The number of files to compile at once: at least one, and never more than was requested.
 
     requested        MAX_JOBS; None or empty: one per core
-    available_bytes  the memory of which each job gets NVCC_BYTES; None: memory is no limit
+    available_bytes  the available memory, NVCC_BYTES per job; None: memory is no limit
 
     Raises: BuildError if MAX_JOBS is not a whole number from 1 on.
     """
@@ -44,9 +44,9 @@ def choose_jobs(requested: str | None, *, cores: int, available_bytes: int | Non
 def available_memory(
     meminfo: Path = Path("/proc/meminfo"), cgroup: Path = Path("/sys/fs/cgroup")
 ) -> int | None:
-    """The bytes that programs can still allocate without swapping; None if no file tells.
+    """The bytes that programs can still allocate without swapping; None if unknown.
 
-    In a container, /proc/meminfo shows the host's memory, and the limit is that of its cgroup
+    In a container, /proc/meminfo shows the host's memory; the container's limit is in its cgroup
     (version 2).
     """
     if not meminfo.exists():
@@ -60,5 +60,5 @@ def available_memory(
         return free
     used = int((cgroup / "memory.current").read_text())
     cache = re.search(r"^inactive_file (\d+)$", (cgroup / "memory.stat").read_text(), re.MULTILINE)
-    used -= int(cache[1]) if cache else 0  # which the kernel drops when programs need memory
+    used -= int(cache[1]) if cache else 0  # the kernel frees it when programs need memory
     return min(free, max(int(most) - used, 0))

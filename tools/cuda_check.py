@@ -1,14 +1,18 @@
 """Builds all CUDA code as docs/install.md says, and checks what needs no GPU and no driver.
 
-The commands of its section With CUDA are run as they stand there, in .venv-cuda, a fresh
-environment that is kept while they are the same; the last one, which builds, is run each time and
-recompiles what changed.
+It runs the commands of the section "With CUDA" unchanged, in .venv-cuda, which starts empty and is
+kept while the commands stay the same. The last command builds; it runs every time and recompiles
+what changed.
 
-Checked: the modules import and register their ops; each architecture asked for has machine code; no
-kernel uses local memory (no spills) or more registers than its launch bounds promise; the kernels
-of the handshake fit on an SM beside a GEMM; the GEMMs for sm_90, and the sums that are stored at
-all ranks, are made of the instructions that they are written for; `axonn-ext doctor` runs. Whether
-the kernels compute the right thing only a GPU can tell.
+It checks that
+- the modules import and register their ops;
+- each architecture asked for has machine code;
+- no kernel uses local memory (no spills) or more registers than its launch bounds promise;
+- the handshake kernels fit on an SM together with a GEMM;
+- the GEMMs for sm_90, and the kernels that store sums at all ranks, use the instructions that they
+  are written for;
+- `axonn-ext doctor` runs.
+Only a GPU can tell whether the kernels compute correct results.
 """
 
 from __future__ import annotations
@@ -38,8 +42,8 @@ from bootstrap import (
 PAGE = "docs/install.md"
 VENV = ROOT / ".venv-cuda"
 BIN = VENV / "bin"
-COMPLETE = VENV / "complete"  # there while all but the last command ran to their end; says which
-# What would lead the commands to something else than what they install.
+COMPLETE = VENV / "complete"  # exists if all but the last command completed; holds their digest
+# Variables that would make the commands use something other than what they install.
 LEFT_TO_THE_COMMANDS = (
     *("CUDA_HOME", "CUDA_PATH", "CUTLASS_HOME", "AXONN_CUDA", "TORCH_CUDA_ARCH_LIST"),
     *("PYTHONPATH", "PYTHONHOME"),
@@ -48,27 +52,27 @@ LEFT_TO_THE_COMMANDS = (
 
 @dataclass(frozen=True)
 class Module:
-    """What is asked of the kernels of an extension module."""
+    """Requirements for the kernels of an extension module."""
 
     architectures: tuple[str, ...]
     max_registers: int
 
 
 MODULES = {
-    # 65,536 registers / (4 blocks of 256 threads): what every kernel leaves room for.
+    # 65,536 registers / (4 blocks of 256 threads): every kernel must let 4 blocks fit on an SM.
     "_cuda": Module(("sm_80", "sm_90"), 64),
-    # 65,536 / 384 threads, in steps of 8: one block an SM. Its math warps take over registers of
+    # 65,536 / 384 threads, in steps of 8: one block per SM. Its math warps take over registers of
     # its producer warps at run time.
     "_cuda_sm90": Module(("sm_90a",), 168),
 }
 
-# What a GEMM of 384 threads of 168 registers leaves of an SM's 65,536 is 1,024: one warp of 32
-# registers. So a kernel of the handshake, which is one warp, fits beside it.
+# A GEMM of 384 threads with 168 registers each leaves 1,024 of an SM's 65,536: one warp of 32
+# registers per thread. So a handshake kernel, which is one warp, fits next to it.
 HANDSHAKE = re.compile(r"handshake_cu.*\d(begin|raise|await|await_own|end)_kernelE")
 NUM_HANDSHAKE_KERNELS = 5
 MAX_HANDSHAKE_REGISTERS = 32
 
-# Opcodes that each GEMM must have, and what for.
+# Opcodes that each GEMM must have, and their purpose.
 GEMM_OPCODES = {
     r"HGMMA\.64x(128|256)x16\.F32": "wgmma, accumulated in fp32",
     r"UTMALDG\.\w+\.MULTICAST": "bulk loads shared by a cluster",
@@ -76,18 +80,19 @@ GEMM_OPCODES = {
     r"LDG?\.E\.STRONG\.SYS": "the acquire of flags that peers write",
     r"FENCE\.VIEW\.ASYNC\.G": "the fence between a flag and the bulk copies of what it announces",
 }
-# And those whose result leaves, beside these.
+# Opcodes that GEMMs that send their result to peers must have in addition.
 DEPARTURE_OPCODES = {
     r"ATOMG\.E\.ADD\.STRONG\.GPU": "the count of a chunk's tiles",
     r"STG?\.E\.STRONG\.SYS": "the release of a flag at a peer",
 }
-# Stores of a kernel that adds up rows for all ranks, by whether it is its multicast form (the
-# template argument that its name ends in). ptxas makes multimem.st a store of system scope.
+# Stores of a kernel that adds up rows for all ranks, in its plain form (Lb0E) and its multicast
+# form (Lb1E), a template argument at the end of its name. ptxas turns multimem.st into a store of
+# system scope.
 SUM_OPCODES = {
     "Lb0E": (r"STG\.E\.128 ", "stores of 16 bytes"),
     "Lb1E": (r"STG\.E\.128\.STRONG\.SYS", "multicast stores of 16 bytes"),
 }
-# Loads of a kernel whose sums the switch makes, by dtype.
+# Loads of a kernel that lets the switch compute the sums, by dtype.
 SWITCH_SUM_OPCODES = {
     "nv_bfloat16": (r"LDGMC\.E\.F32ADD\.BF16x8", "sums of all ranks, added in fp32"),
     "6__half": (r"LDGMC\.E\.F32ADD\.F16x8", "sums of all ranks, added in fp32"),
@@ -112,7 +117,7 @@ print(pathlib.Path(_cuda.__file__).parent)
 
 
 class CheckError(Exception):
-    """A check that did not pass, and what was found."""
+    """A check failed; the message says what was found."""
 
 
 @dataclass(frozen=True)
@@ -127,7 +132,7 @@ class Kernel:
 
 
 def parse_resource_usage(text: str) -> list[Kernel]:
-    """The kernels of `cuobjdump --dump-resource-usage`."""
+    """The kernels in the output of `cuobjdump --dump-resource-usage`."""
     kernels = []
     architecture = name = ""
     for line in text.splitlines():
@@ -141,7 +146,7 @@ def parse_resource_usage(text: str) -> list[Kernel]:
 
 
 def kernel_problems(kernels: list[Kernel], module: Module) -> list[str]:
-    """What is wrong with them, a line each."""
+    """The kernels' violations of the module's requirements, one line each."""
     problems = []
     for kernel in kernels:
         where = f"{kernel.name} for {kernel.architecture}"
@@ -167,7 +172,7 @@ def kernel_problems(kernels: list[Kernel], module: Module) -> list[str]:
 
 
 def handshake_problems(kernels: list[Kernel], module: Module) -> list[str]:
-    """Which architectures lack kernels of the handshake, a line each."""
+    """The architectures that lack handshake kernels, one line each."""
     problems = []
     for arch in module.architectures:
         names = {k.name for k in kernels if k.architecture == arch and HANDSHAKE.search(k.name)}
@@ -179,14 +184,14 @@ def handshake_problems(kernels: list[Kernel], module: Module) -> list[str]:
 
 
 def gemm_problems(name: str, sass: str) -> list[str]:
-    """What a GEMM for sm_90 lacks in its machine code, a line each."""
+    """Problems in the machine code of a GEMM for sm_90, one line each."""
     opcodes = GEMM_OPCODES | (DEPARTURE_OPCODES if "DepartureEpilogue" in name else {})
     problems = [
         f"{name} has no {opcode}: {what}"
         for opcode, what in opcodes.items()
         if not re.search(opcode, sass)
     ]
-    # ptxas waits for each wgmma where it cannot tell that registers are left alone (its C7510).
+    # ptxas waits for each wgmma if it cannot prove that its registers stay untouched (C7510).
     multiplies, waits = (len(re.findall(word, sass)) for word in ("HGMMA", r"WARPGROUP\.DEPBAR"))
     if multiplies and 2 * waits > multiplies:
         problems.append(f"{name} waits {waits} times for {multiplies} wgmma: they are serialised")
@@ -194,7 +199,7 @@ def gemm_problems(name: str, sass: str) -> list[str]:
 
 
 def sum_problems(sums: dict[str, str]) -> list[str]:
-    """What the kernels that store a sum at all ranks lack in their machine code, a line each."""
+    """Problems in the machine code of the kernels that store sums at all ranks, one line each."""
     problems = []
     for form, (opcode, what) in SUM_OPCODES.items():
         mine = {name: sass for name, sass in sums.items() if form in name}
@@ -209,7 +214,7 @@ def sum_problems(sums: dict[str, str]) -> list[str]:
 
 
 def switch_sum_problems(sums: dict[str, str]) -> list[str]:
-    """What the kernels whose sums the switch makes lack in their machine code, a line each."""
+    """Problems in the machine code of the kernels whose sums the switch computes, one line each."""
     problems = []
     for dtype, (load, what) in SWITCH_SUM_OPCODES.items():
         mine = {name: sass for name, sass in sums.items() if dtype in name}
@@ -225,7 +230,7 @@ def switch_sum_problems(sums: dict[str, str]) -> list[str]:
 
 
 def parse_sass(text: str) -> dict[str, str]:
-    """The machine code of each function of `cuobjdump --dump-sass`."""
+    """The machine code of each function in the output of `cuobjdump --dump-sass`."""
     parts = re.split(r"^\s*Function : (\S+)$", text, flags=re.MULTILINE)
     return dict(zip(parts[1::2], parts[2::2], strict=True))
 
@@ -234,7 +239,7 @@ def parse_sass(text: str) -> dict[str, str]:
 
 
 def install_commands(text: str) -> list[str]:
-    """The commands of the section With CUDA: its lines that are indented as code.
+    """The commands of the section "With CUDA": its lines that are indented as code.
 
     Raises: CheckError if there is no such section, or no command in it.
     """
@@ -246,7 +251,7 @@ def install_commands(text: str) -> list[str]:
 
 
 def run_commands(commands: list[str]) -> None:
-    """Runs them in .venv-cuda, which is made anew unless the same ones have made it."""
+    """Runs the commands in .venv-cuda, recreating it if the commands before the last changed."""
     kept = {name: text for name, text in os.environ.items() if name not in LEFT_TO_THE_COMMANDS}
     paths = os.pathsep.join([str(BIN), kept.get("PATH", os.defpath)])
     environment = kept | {"VIRTUAL_ENV": str(VENV), "PATH": paths, "PIP_PROGRESS_BAR": "off"}
@@ -267,7 +272,7 @@ def run_commands(commands: list[str]) -> None:
 
 
 def output(*command: str | Path) -> str:
-    """What a program prints. It runs outside the checkout, so that the installed package counts."""
+    """A program's output. It runs outside the checkout, to import the installed package."""
     result = subprocess.run(
         [str(word) for word in command],
         cwd=tempfile.gettempdir(),
@@ -282,7 +287,7 @@ def output(*command: str | Path) -> str:
 
 
 def find_cuobjdump() -> Path:
-    """The one that comes with triton, which comes with torch."""
+    """The cuobjdump that comes with triton, which comes with torch."""
     found = sorted(BIN.parent.glob("lib/python3*/site-packages/triton/**/bin/cuobjdump"))
     if not found:
         raise CheckError("triton, which brings cuobjdump, is not installed in .venv-cuda")
@@ -290,7 +295,7 @@ def find_cuobjdump() -> Path:
 
 
 def check_import() -> list[Path]:
-    """The compiled modules of CUDA code."""
+    """Imports the package; returns its compiled modules of CUDA code."""
     folder = Path(output(BIN / "python", "-c", IMPORT).split()[-1])
     modules = sorted(folder.glob("_cuda*.so"))
     print(f"cuda-check: {', '.join(path.name for path in modules)} import without a driver")

@@ -1,14 +1,14 @@
-"""Breaks kernels and host code in turn, and looks whether the GPU in software notices.
+"""Breaks kernels and host code, one mutant at a time, and checks that the GPU in software notices.
 
-    python3 tools/emulate_mutants.py BUILD                  every mutant of the table, as it says
-    python3 tools/emulate_mutants.py BUILD --only TEXT      those whose name contains the text
-    python3 tools/emulate_mutants.py --write-docs           the table in docs/gpu_machine.md
+    python3 tools/emulate_mutants.py BUILD                  run all mutants of the table
+    python3 tools/emulate_mutants.py BUILD --only TEXT      run those whose name contains TEXT
+    python3 tools/emulate_mutants.py --write-docs           update the table in docs/gpu_machine.md
 
 BUILD is the build folder of `make emulate`. The table is cpp_tests/gpu_machine/mutants.toml, whose
-head says how to add a mutant. Each mutant is a copy of a test program, or of the PTX that it reads,
-with one change; the change is undone by nothing, since the copy is thrown away. What the tests of
-the copy say is compared with the table: a mutant that is not noticed but should be, one that is
-noticed in another way, and one whose text does not occur as often as the table says are errors.
+header says how to add a mutant. Each mutant is a copy of a test program, or of the PTX that it
+reads, with one change; the copy is then thrown away. The results of the copy's tests are compared
+with the table. Errors are: a mutant that survives but should not, one that is noticed in another
+way than the table says, and one whose text does not occur as often as the table says.
 """
 
 from __future__ import annotations
@@ -52,14 +52,14 @@ PTX = re.compile(rb"\.version [0-9]+\.[0-9]+\s[^\x00]*")
 
 
 def modules(data: bytes, source: str) -> Iterator[re.Match[bytes]]:
-    """The PTX texts in a program, or a file, that come from this source."""
+    """The PTX modules in a program or PTX file that were compiled from this source."""
     for module in PTX.finditer(data):
         if source.endswith(".ptx") or f'/{source}"'.encode() in module[0]:
             yield module
 
 
 def kernel_ranges(data: bytes, part: Part) -> list[tuple[int, int]]:
-    """Where the part's kernels lie: those whose names match."""
+    """The begin and end of each of the part's kernels, whose names match its pattern."""
     found = []
     for module in modules(data, part.source):
         starts = [m.start() for m in re.finditer(rb"^[^\n/]*\.entry ", module[0], re.M)]
@@ -74,7 +74,7 @@ def kernel_ranges(data: bytes, part: Part) -> list[tuple[int, int]]:
 
 
 def edited_ptx(data: bytes, mutant: Mutant) -> bytes:
-    """The program with the change in a kernel's text, which blanks at its end fill up again."""
+    """The program with the change in a kernel's text, padded with blanks to its old length."""
     change = mutant.change
     texts = [(begin, data[begin:end].decode()) for begin, end in kernel_ranges(data, change.part)]
     count = sum(len(re.findall(change.old, text, re.M)) for _, text in texts)
@@ -110,7 +110,7 @@ def edited_source(mutant: Mutant) -> str:
 
 
 def compiled(mutant: Mutant, build: Path, folder: Path) -> Path:
-    """The test program with this source in place of its own."""
+    """Compiles the test program with the mutated source file; returns its path."""
     part = mutant.change.part
     commands = json.loads((build / "compile_commands.json").read_text())
     entry = next((c for c in commands if c["file"] == str(ROOT / part.source)), None)
@@ -120,7 +120,7 @@ def compiled(mutant: Mutant, build: Path, folder: Path) -> Path:
     own = words[words.index("-o") + 1]
     source, made = folder / Path(part.source).name, folder / "mutant.o"
     source.write_text(edited_source(mutant))
-    # A variable that nobody uses any more is no mistake of a mutant.
+    # No warnings: a mutant may leave variables unused.
     words = [{own: str(made), entry["file"]: str(source)}.get(w, w) for w in words] + ["-w"]
     run_or_fail(words, build, mutant)
     steps = subprocess.run(
@@ -129,7 +129,7 @@ def compiled(mutant: Mutant, build: Path, folder: Path) -> Path:
     link = [w for w in shlex.split(steps.stdout.splitlines()[-1]) if w not in (":", "&&")]
     target = link.index("-o") + 1
     link[target] = str(folder / part.program)
-    # An object comes before the libraries, so it also stands for one of theirs.
+    # The object comes before the libraries, so it also replaces an object inside a library.
     link = [str(made) if w == own else w for w in link]
     if str(made) not in link:
         link.insert(target - 1, str(made))
@@ -144,7 +144,7 @@ def run_or_fail(command: list[str], folder: Path, mutant: Mutant) -> None:
 
 
 def made_mutant(mutant: Mutant, build: Path, folder: Path) -> Path:
-    """The program that tests the mutant; it reads PTX files in the folder it is started in."""
+    """The program that tests the mutant; it reads PTX files from its working directory."""
     part = mutant.change.part
     tests = build / "cpp_tests" / "gpu_machine"
     program = folder / part.program
@@ -171,8 +171,8 @@ def made_mutant(mutant: Mutant, build: Path, folder: Path) -> Path:
 @dataclass(frozen=True)
 class Finding:
     mutant: Mutant
-    verdict: str  # one of ERRORS, RESULT or SURVIVES; else what went wrong with the trial itself
-    test: str = ""  # that notices
+    verdict: str  # one of ERRORS, RESULT or SURVIVES; otherwise, why the trial itself failed
+    test: str = ""  # the test that notices
     message: str = ""
 
     @property
@@ -181,7 +181,7 @@ class Finding:
 
 
 def read_output(mutant: Mutant, output: str, status: int) -> Finding:
-    """What the tests' output says of a mutant."""
+    """The finding for a mutant, read from the output of its tests."""
     failed = re.search(r"^\[  FAILED  \] ([^\s,]+)", output, re.M)
     if "[  PASSED  ] 0 tests" in output and failed is None:
         return Finding(mutant, "no test ran")
@@ -208,7 +208,7 @@ def try_mutant(mutant: Mutant, build: Path) -> Finding:
             return Finding(mutant, "the table is wrong", message=str(error))
         command = [str(program), f"--gtest_filter={mutant.change.part.tests}", "--gtest_fail_fast"]
         try:
-            # A mutant may print bytes of memory that nobody has written.
+            # A mutant may print uninitialized memory, which need not be valid UTF-8.
             done = subprocess.run(
                 command, cwd=folder, capture_output=True, text=True, errors="replace",
                 timeout=LIMIT_S,
@@ -219,7 +219,7 @@ def try_mutant(mutant: Mutant, build: Path) -> Finding:
 
 
 def check_unchanged(parts: set[Part], build: Path) -> None:
-    """Without a change, all tests pass; else nothing that they notice says anything."""
+    """Raises TableError if a part's tests fail without a mutant, which would make them useless."""
     folder = build / "cpp_tests" / "gpu_machine"
     for part in {(part.program, part.tests): part for part in parts}.values():
         done = subprocess.run(

@@ -1,13 +1,13 @@
 """`make emulate-torch`: runs tests marked gpu on PyTorch's own CUDA build and a GPU in software.
 
-It builds what `make cuda-check` builds, in .venv-cuda, and the GPU in software as the libraries
-that this PyTorch asks for; neither a GPU nor a driver is needed. docs/emulate_torch.md tells how it
-works, and cpp_tests/gpu_machine/torch/left_out.toml which tests are not run, and why.
+It builds the same package as `make cuda-check`, in .venv-cuda, and the GPU in software as the
+libraries that this PyTorch loads. It needs neither a GPU nor a driver. docs/emulate_torch.md says
+how it works; cpp_tests/gpu_machine/torch/left_out.toml lists the tests that are left out, and why.
 
-    tools/emulate_torch.py                          those that emulate_torch_runs.py lists
+    tools/emulate_torch.py                          the tests that emulate_torch_runs.py lists
     tools/emulate_torch.py --slow-too               slow ones, too
-    tools/emulate_torch.py ARGUMENTS OF PYTEST      others
-    tools/emulate_torch.py --run COMMAND ...        another command of .venv-cuda, on it
+    tools/emulate_torch.py ARGUMENTS OF PYTEST      other tests
+    tools/emulate_torch.py --run COMMAND ...        another command of .venv-cuda
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def site_packages() -> Path:
 
 
 def install_test_packages() -> None:
-    """Beside what the commands of docs/install.md installed there."""
+    """Installs the tests' packages into .venv-cuda, which install.md's commands have made."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     packages = requirements(project, "test")
     done, key = VENV / "test-packages", digest(packages)
@@ -74,7 +74,7 @@ def build_libraries() -> None:
 
 
 def extract_ptx() -> None:
-    """Puts the PTX of our extension beside the libraries, if it is not that of these modules."""
+    """Extracts the PTX of our extension to a folder next to the libraries, unless up to date."""
     modules = sorted((site_packages() / "axonn_ext").glob("_cuda*.so"))
     key = digest([(path, path.stat().st_mtime_ns) for path in modules])
     done = PTX / "complete"
@@ -101,9 +101,9 @@ def build() -> None:
 
 
 def environment(wire: str) -> dict[str, str]:
-    """That of a process whose CUDA is the GPU in software.
+    """The environment of a process whose CUDA is the GPU in software.
 
-    wire  a folder in which its ranks meet
+    wire  the folder in which its ranks meet
     """
     preload = os.pathsep.join(str(LIBRARIES / f"lib{name}") for name in PRELOADED)
     return {
@@ -112,8 +112,8 @@ def environment(wire: str) -> dict[str, str]:
         "GPU_MACHINE_DEVICES": os.environ.get("GPU_MACHINE_DEVICES", str(WHOLE.devices)),
         "GPU_MACHINE_WIRE": wire,
         "PYTHONPATH": str(ROOT / "tools"),
-        "PYTHONSAFEPATH": "1",  # what tests start has the installed package, too
-        # Triton hands its driver what its ptxas makes, which has to stay PTX here.
+        "PYTHONSAFEPATH": "1",  # programs that tests start import the installed package, too
+        # Triton passes the output of its ptxas to the driver; here it must remain PTX.
         "TRITON_PTXAS_PATH": str(ROOT / "cpp_tests/gpu_machine/torch/ptxas"),
         "TRITON_LIBCUDA_PATH": str(LIBRARIES),
         "TRITON_CACHE_DIR": str(LIBRARIES / "triton"),
@@ -127,13 +127,13 @@ def tests_command(arguments: Sequence[str | Path]) -> list[str | Path]:
 
 
 def whole_path(argument: str) -> str:
-    """The same, if it begins with a file that is there, from wherever it is run."""
+    """The argument, with an absolute path if it begins with the path of an existing file."""
     path, mark, rest = argument.partition("::")
     return f"{Path(path).resolve()}{mark}{rest}" if Path(path).is_file() else argument
 
 
 def command_of(arguments: Sequence[str]) -> list[str | Path]:
-    """The command that the arguments of this program ask for."""
+    """The command to run for this program's arguments."""
     if arguments[0] == "--run":
         return [BIN / arguments[1], *map(whole_path, arguments[2:])]
     return tests_command([whole_path(argument) for argument in arguments])

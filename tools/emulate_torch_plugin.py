@@ -1,8 +1,8 @@
-"""A plugin of pytest: leaves out what the GPU in software does not run, each with its reason.
+"""A pytest plugin that skips the tests that the GPU in software does not run, with the reason.
 
-These are what is marked timing and what left_out.toml lists. With --slow-too it runs those that are
-left out because they are slow. With --counts FILE it writes how many tests passed, failed and were
-left out or skipped, and why.
+These are the tests marked timing and those that left_out.toml lists. --slow-too runs the tests that
+are left out only because they are slow. --counts FILE writes how many tests passed, which failed,
+and how many were left out or skipped, and why.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if item.get_closest_marker("timing"):
             item.add_marker(pytest.mark.skip(reason="left out: it measures time"))
         for entry in left_out:
-            # Brackets of parameters are no set of characters here.
+            # Escape the brackets of parameters, which fnmatch would read as a character set.
             if any(fnmatchcase(name, tests.replace("[", "[[]")) for tests in entry["tests"]):
                 item.add_marker(pytest.mark.skip(reason=f"left out: {entry['because']}"))
 
 
 class Counts:
-    """Of one session, by outcome; skipped tests by their reason."""
+    """The results of one session by outcome; skipped tests are counted by reason."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

@@ -1,6 +1,6 @@
-"""What `make emulate-torch` runs: files of tests, on some of the machines below.
+"""The runs of `make emulate-torch`: test files, each on one of the machines below.
 
-It prints, for each machine, how many tests ran and passed, and how many did not run and why.
+For each machine it prints how many tests ran and passed, and how many did not run and why.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from pathlib import Path
 
 from gpu_runs import ROOT, gpu_tests
 
-# Each of these files runs by itself, from the longest on. The others share a process and its ranks,
-# whose start takes longer than many a test.
+# Each of these files runs in its own process, the longest first. The others share a process and its
+# ranks, as starting ranks takes longer than many tests.
 LONGEST = ("fused", "overlap", "training", "triton", "products", "failures", "optim", "pipeline")
 
 
 @dataclass(frozen=True)
 class Machine:
-    """A machine in software, whatever the variables of the shell say."""
+    """A machine in software; its variables override those of the shell."""
 
     devices: int = 4
     capability: int = 90
@@ -43,7 +43,7 @@ WHOLE, ONE, OLDER = Machine(), Machine(devices=1), Machine(capability=80)
 
 @dataclass(frozen=True)
 class Run:
-    """The tests marked gpu of some files on a machine; with `only`, some of them."""
+    """The tests marked gpu of some files, on a machine; `only` is pytest's -k."""
 
     paths: tuple[str, ...]  # from the root
     machine: Machine = WHOLE
@@ -58,9 +58,9 @@ def files(*subjects: str) -> tuple[str, ...]:
     return tuple(f"python_tests/gpu/test_gpu_{subject}.py" for subject in subjects)
 
 
-# The fused ops where there are Triton's kernels alone.
+# The fused ops on a GPU that has only Triton's kernels.
 OLDER_TRAINING = Run(files("training"), OLDER, "fused and not again")
-# Ranks that share a GPU: all tests of two files, and some of a third.
+# Ranks that share one GPU: all tests of two files, and some of a third.
 _WHOLE_FILES = ("communicators", "layers")
 SHARED = Run(
     files(*_WHOLE_FILES, "fused"), ONE,
@@ -70,7 +70,7 @@ SHARED = Run(
 
 
 def all_runs() -> list[Run]:
-    """In the order in which they begin: long ones first, lest one of them runs alone at the end."""
+    """All runs in starting order, long ones early, so that none of them runs alone at the end."""
     longest = [Run((path,)) for path in files(*LONGEST)]
     rest = tuple(path for path in gpu_tests() if path not in files(*LONGEST))
     return [Run(rest), *longest, OLDER_TRAINING, SHARED]
@@ -78,7 +78,7 @@ def all_runs() -> list[Run]:
 
 @dataclass
 class Counts:
-    """Of tests, as the plugin writes them; `ended` are runs that did not end as usual."""
+    """Test results as the plugin writes them; `ended` lists the runs that ended abnormally."""
 
     passed: int = 0
     failed: list[str] = field(default_factory=list)
@@ -111,15 +111,20 @@ class Counts:
 
 @dataclass(frozen=True)
 class Starter:
-    """How pytest is started: its command by its arguments, its environment by the ranks' folder."""
+    """How to start pytest.
+
+    command      makes the command from pytest's arguments
+    environment  makes the environment from the folder in which the ranks meet
+    folder       the working directory; outside the checkout, to import the installed package
+    """
 
     command: Callable[[Sequence[str | Path]], list[str | Path]]
     environment: Callable[[str], dict[str, str]]
-    folder: Path  # outside the checkout, so that the installed package counts
+    folder: Path
 
 
 def execute(run: Run, counted: Path, options: Sequence[str], starter: Starter) -> tuple[int, str]:
-    """Returns pytest's status and what it printed; the counts are in the file of that name."""
+    """Returns pytest's exit status and output; the plugin writes the counts to `counted`."""
     start = time.monotonic()
     wire = counted.with_suffix(".wire")
     wire.mkdir()
@@ -135,7 +140,7 @@ def execute(run: Run, counted: Path, options: Sequence[str], starter: Starter) -
 
 
 def run_all(scratch: Path, options: Sequence[str], starter: Starter) -> int:
-    """Runs a few at a time, and prints what came of it. Returns the status of the command."""
+    """Executes the runs, MAX_JOBS at a time, and prints the results; returns the exit status."""
     counts: dict[str, Counts] = {}
     jobs = int(os.environ.get("MAX_JOBS") or os.cpu_count() or 1)
     with ThreadPoolExecutor(jobs) as pool:

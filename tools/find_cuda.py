@@ -1,4 +1,4 @@
-"""What setup.py finds of CUDA on this machine, and whether it builds the CUDA parts."""
+"""Finds CUDA on this machine, and decides whether setup.py builds the CUDA parts."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ NO_CUTLASS = (
     "CUTLASS was not found (pip install --no-deps 'nvidia-cutlass>=4.2,<5', or set CUTLASS_HOME)"
 )
 NO_CCCL = "CCCL was not found (pip install 'cuda-toolkit[cccl]')"
-# Toolkits have CCCL, since CUDA 13 in a folder of its own. Of the wheels, no other brings it.
+# Toolkits include CCCL, since CUDA 13 in its own folder; of the wheels, only its own has it.
 CCCL_HEADERS = ("cccl/cuda/std/cstdint", "cuda/std/cstdint")
-HEADERS = ("nccl.h", "cublasLt.h", *CCCL_HEADERS)  # that decide what is built
+HEADERS = ("nccl.h", "cublasLt.h", *CCCL_HEADERS)  # they decide what is built
 
 
 class BuildError(SystemExit):
-    """What keeps the build from starting, and what to do; shown without a traceback."""
+    """The build cannot start; the message says why and what to do. Shown without a traceback."""
 
     def __init__(self, message: str) -> None:
         super().__init__(f"\nerror: {message}\n")
@@ -41,20 +41,20 @@ class Toolkit:
     wheels: tuple[Path, ...] = ()  # folders of the nvidia wheels, each with include/ or lib/
 
     def include_dirs(self) -> list[Path]:
-        """The toolkit's own first: its headers must be of one version."""
+        """The include folders, the toolkit's own first, so that its headers have one version."""
         folders = [folder / "include" for folder in (self.home, *self.wheels)]
         return [folder for folder in dict.fromkeys(folders) if folder.is_dir()]
 
     def find_header(self, name: str) -> Path | None:
-        # The system's packages put nccl.h where every compiler looks.
+        # System packages put nccl.h into the compiler's default folders.
         folders = [*self.include_dirs(), Path("/usr/include"), Path("/usr/local/include")]
         return next((f / name for f in folders if (f / name).is_file()), None)
 
     def find_library(self, name: str) -> Path | None:
-        """lib<name>.so: of the wheels, since torch loads those, else of the toolkit or system.
+        """lib<name>.so from the wheels, since torch loads those, else from the toolkit or system.
 
-        Wheels have only the file with the version, so it is linked by its path. What is loaded is
-        the one that torch has loaded before: the linker notes the name in the file alone.
+        Wheels have only the file with the version in its name, so it is linked by its path. The
+        linker records only the library's soname, so the copy that torch has already loaded is used.
         """
         system = [f"/usr/lib/{platform.machine()}-linux-gnu", "/usr/lib64", "/usr/lib"]
         folders = [folder / lib for folder in (*self.wheels, self.home) for lib in ("lib64", "lib")]
@@ -85,9 +85,9 @@ def choose_cuda(
     nccl        path of nccl.h
     cublas      path of cublasLt.h
     because     AXONN_CUDA_REASON
-    torch_hip   the HIP version that torch was built with: for AMD's GPUs
+    torch_hip   the HIP version that torch was built with; None: it was not built for AMD's GPUs
 
-    Raises: BuildError if the request is malformed, or demands what cannot be built.
+    Raises: BuildError if the request is malformed, or demands CUDA parts that cannot be built.
     """
     if request not in (None, "", "0", "1"):
         raise BuildError(f"AXONN_CUDA must be 0, 1 or unset, got {request!r}")
@@ -122,7 +122,7 @@ def choose_cuda(
 
 
 def find_nvcc(cuda_home: str | None, wheels: Iterable[Path] = ()) -> str | None:
-    """The path of nvcc: the one of CUDA_HOME, else of the wheel, else of the PATH."""
+    """The path of nvcc: from CUDA_HOME, else from the wheels, else from PATH."""
     for folder in ([Path(cuda_home)] if cuda_home else []) + list(wheels):
         nvcc = folder / "bin" / "nvcc"
         if nvcc.is_file():
@@ -141,9 +141,9 @@ def find_wheels(site_packages: Iterable[str]) -> tuple[Path, ...]:
 
 
 def find_cutlass(home: str | None, paths: Iterable[str]) -> Path | None:
-    """The folder of CUTLASS's headers: of CUTLASS_HOME, else of the wheel nvidia-cutlass.
+    """The folder of CUTLASS's headers: from CUTLASS_HOME, else from the wheel nvidia-cutlass.
 
-    Raises: BuildError if CUTLASS_HOME is no CUTLASS.
+    Raises: BuildError if CUTLASS_HOME does not contain CUTLASS.
     """
     if home:
         folder = Path(home) / "include"
@@ -155,16 +155,16 @@ def find_cutlass(home: str | None, paths: Iterable[str]) -> Path | None:
 
 
 def what_cutlass_lacks(folder: Path | None, toolkit: Toolkit) -> str | None:
-    """Why what needs CUTLASS cannot be compiled; None if it can."""
+    """Why the code that needs CUTLASS cannot be compiled; None if it can."""
     if folder is None:
         return NO_CUTLASS
     return None if any(map(toolkit.find_header, CCCL_HEADERS)) else NO_CCCL
 
 
 def parse_nvcc(version: str, dryrun: str) -> tuple[str, Path] | None:
-    """Version and home of a compiler, from what `nvcc --version` and `nvcc --dryrun` print.
+    """The compiler's version and home, from the output of `nvcc --version` and `nvcc --dryrun`.
 
-    nvcc on the PATH may be a script that leads elsewhere, so its own path says nothing.
+    The nvcc on PATH may be a script that calls another one, so its own path says nothing.
     """
     release = re.search(r"release (\d+\.\d+)", version)
     here = re.search(r"^#\$ _HERE_=(.*)$", dryrun, re.MULTILINE)

@@ -4,12 +4,12 @@
     python tools/finetune_compare.py --out /tmp/compare-lora --grid x=2,y=2 --lora 16 \\
         --base /tmp/compare/run/model --lr 3e-3
 
-Both start from the same folder (--base, or a Llama with random weights and a tokenizer that is
-trained here), take the same batches and the same options of AdamW, and keep their losses. The
-plain loop has the model, the attention and the adapters of transformers and PEFT, in one process.
-Writes losses.json and losses.png, and prints the largest relative difference. Needs transformers,
-tokenizers and, with --lora, peft. The text is the standard library of Python: signatures are
-prompts, the docstrings that follow are completions.
+Both start from the same folder (--base, or a Llama with random weights and a tokenizer trained
+here), use the same batches and AdamW options, and record their losses. The plain loop runs the
+model and attention of transformers, and the adapters of PEFT, in one process. Writes losses.json
+and losses.png, and prints the largest relative difference. Needs transformers, tokenizers and, with
+--lora, peft. The text is Python's standard library: function signatures are the prompts, their
+docstrings the completions.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from axonn_ext.train.metrics import read_metrics
 
 
 def write_data(path: Path, count: int) -> None:
-    """Writes examples of Python's functions: the signature, then the docstring."""
+    """Writes examples from functions of Python's standard library: signature, then docstring."""
     lines: list[str] = []
     for file in find_text(""):
         if len(lines) >= count:
@@ -56,7 +56,7 @@ def write_data(path: Path, count: int) -> None:
 
 
 def write_model(folder: Path, data: Path, args: argparse.Namespace) -> None:
-    """Writes a Llama with random weights, and a tokenizer of the data."""
+    """Writes a Llama with random weights, and a tokenizer trained on the data."""
     import transformers
     from tokenizers import ByteLevelBPETokenizer
 
@@ -77,7 +77,7 @@ def write_model(folder: Path, data: Path, args: argparse.Namespace) -> None:
 
 
 def write_adapter(model: Path, folder: Path, rank: int) -> None:
-    """Writes adapters as PEFT begins with them, from which both runs start."""
+    """Writes PEFT's initial adapters, from which both runs start."""
     import peft
     import transformers
 
@@ -90,7 +90,7 @@ def write_adapter(model: Path, folder: Path, rank: int) -> None:
 
 
 def batches_of(config: Config) -> PackedBatches:
-    """Returns the batches of a run, whole."""
+    """Returns the batches of a run, not split over row groups."""
     job = prepare(config, world_size=config.grid.size)
     examples: Any = load(config, job.text, job.model.vocab_size)
     return packed_batches(config, examples, RowGroup())
@@ -121,7 +121,7 @@ def plain_losses(model: Any, config: Config, batches: PackedBatches) -> Iterator
 
 
 def loss_of(model: Any, token_ids: Tensor, labels: Tensor, documents: Tensor) -> Tensor:
-    """Returns the mean over the labels of packed sequences, in a model of transformers."""
+    """Returns a transformers model's mean loss over the labels of packed sequences."""
     places = Places.packed(documents)
     logits = model(
         token_ids, attention_mask=places.mask, position_ids=places.positions, use_cache=False
@@ -137,7 +137,7 @@ def our_losses(folder: Path, arguments: Sequence[str]) -> list[float]:
 
 
 def draw(path: Path, ours: Sequence[float], plain: Sequence[float], title: str) -> None:
-    """Draws both curves, and below them how far they are apart."""
+    """Draws both curves, and below them their relative difference."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -160,7 +160,7 @@ def draw(path: Path, ours: Sequence[float], plain: Sequence[float], title: str) 
 
 
 def main() -> int:
-    """Runs both and says how far their losses are apart."""
+    """Runs both and prints the largest relative difference of their losses."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -1,12 +1,12 @@
-"""Times fine-tuning steps beside transformers with DDP and with FSDP2, on the same ranks.
+"""Times fine-tuning steps against transformers with DDP and with FSDP2, on the same ranks.
 
     python tools/finetune_compare.py --out /tmp/compare --steps 1
     torchrun --nproc-per-node 4 tools/finetune_speed.py --model /tmp/compare/base \\
         --data /tmp/compare/data.jsonl --grid x=2,y=2 --grid data=4 --grid z=4
 
-All systems take the same packed batches, with the fused AdamW of torch, in fp32. In each round
-every system takes one step, in turn; the table has the median of the rounds, its quartiles, and the
-ratio to DDP. Needs transformers.
+All systems use the same packed batches and fp32; DDP and FSDP2 use torch's fused AdamW. In each
+round every system takes one step, in turn. The table shows the median of the rounds, the quartiles,
+and the ratio to DDP. Needs transformers.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ def theirs(args: argparse.Namespace, how: str) -> Step:
         assert batch.documents is not None
         own = float((batch.labels != -100).sum())
         loss = loss_of(model, batch.token_ids, batch.labels, batch.documents)
-        # Both average the gradients of the ranks, which have different numbers of labels.
+        # DDP and FSDP2 average the gradients of the ranks, whose numbers of labels differ.
         loss = loss * own * size / batches.num_labels(index)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(parameters, CLIP)
@@ -152,7 +152,7 @@ def main() -> int:
 
 
 def report(seconds: dict[str, list[float]], losses: dict[str, float]) -> None:
-    """Prints the median and the quartiles of each system, and its ratio to DDP."""
+    """Prints each system's median, quartiles and ratio to DDP."""
     base = statistics.median(seconds["DDP"])
     for name, values in seconds.items():
         low, middle, high = statistics.quantiles(values, n=4)

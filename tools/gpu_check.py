@@ -1,15 +1,15 @@
 """`make gpu-check`: builds, tests, times and trains on the GPUs of this machine.
 
-BUDGET   seconds in all, of which each stage has a share; none: each stage has ample time
-STAGE    the stages to run, or their kinds (build, verify, test, sanitize, bench, train), separated
-         by commas (default: all)
-RESULTS  the folder of what was found (default: one for the GPU in benchmarks/results)
-ANYWAY   1: starts every stage, also where there is no GPU, to see that it starts and ends
+BUDGET   total seconds, of which each stage gets a share (default: each stage has ample time)
+STAGE    stages to run, or their kinds (build, verify, test, sanitize, bench, train), separated by
+         commas (default: all)
+RESULTS  folder for the results (default: a folder named after the GPU, in benchmarks/results)
+ANYWAY   1: start every stage, even without a GPU, to check that it starts and ends
 
 Needs a CUDA torch in the Python that runs it, and no network. A stage that fails, hangs or crashes
-costs itself alone. What is not run is listed with the reason, never counted as passed. Exit status:
-0 nothing failed and something passed, 1 otherwise; 2 there is no GPU, or a setting is wrong.
-docs/gpu_check.md tells more.
+does not affect the others. Stages that do not run are listed with the reason, and never count as
+passed. Exit status: 0 if nothing failed and something passed, 2 if there is no GPU or a setting is
+wrong, 1 otherwise. See docs/gpu_check.md.
 """
 
 from __future__ import annotations
@@ -46,16 +46,16 @@ from gpu_stages import (
 )
 
 RESULTS = ROOT / "benchmarks" / "results"
-PROBE_SHARE = 1 / 6  # of the budget, at most; torch may come from a cold disk
+PROBE_SHARE = 1 / 6  # of the budget, at most; importing torch from a cold disk takes long
 AMPLE_PROBE_SECONDS = 5 * 60.0
-MAX_RANKS = 8  # of a group that "fused" serves
+MAX_RANKS = 8  # the largest group that "fused" supports
 
 Json = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Request:
-    """What the settings ask for."""
+    """The settings, parsed."""
 
     stages: frozenset[str]  # names and kinds; empty: all
     budget: float | None = None
@@ -64,7 +64,7 @@ class Request:
 
     @classmethod
     def of(cls, settings: Mapping[str, str]) -> Request:
-        """Raises ValueError for a setting that is none."""
+        """Parses the settings. Raises ValueError for an invalid one."""
         words = [word for word in settings.get("STAGE", "").split(",") if word]
         table = StageMaker(Path(), Path()).table()
         kinds = list(dict.fromkeys(stage.kind for row in table for stage in row))
@@ -98,7 +98,7 @@ class Request:
 
 
 def look(log: Path, seconds: float) -> Json:
-    """What gpu_probe.py finds; `problem` says why nothing can be run here."""
+    """The findings of gpu_probe.py; `problem` says why nothing can run here."""
     found = log.with_suffix(".json")
     command = [sys.executable, str(TOOLS / "gpu_probe.py"), str(found)]
     status = execute(command, seconds, log)
@@ -118,7 +118,7 @@ def seconds_of_probe(budget: float | None) -> float:
 
 
 def file_name(gpu: str) -> str:
-    """As nvidia-h100-80gb-hbm3."""
+    """The GPU's name as a file name, e.g. nvidia-h100-80gb-hbm3."""
     return re.sub(r"[^a-z0-9]+", "-", gpu.lower()).strip("-")
 
 
@@ -135,7 +135,7 @@ def why_lacking(need: str, machine: Json) -> str:
 
 
 def why_not(stage: Stage, machine: Json, request: Request) -> str:
-    """Why a stage is not run; empty if it is."""
+    """Why a stage will not run; empty if it will."""
     extension = machine.get("extension", "")
     if stage.kind == "build":
         needed = request.names(stage) or extension
@@ -148,23 +148,23 @@ def why_not(stage: Stage, machine: Json, request: Request) -> str:
 
 
 def share_of(budget: float, stages: Sequence[Stage]) -> float:
-    """What these stages' seconds are multiplied by.
+    """The factor that scales these stages' seconds to the budget.
 
-    Most stages end early, so their shares add up to more than the budget. Few stages share the
-    whole budget.
+    Most stages end early, so the shares of all stages add up to more than the budget. If only a few
+    stages run, they share the whole budget.
     """
     return budget / min(sum(stage.seconds for stage in stages), BUDGET_SECONDS)
 
 
 def clear(stages: Sequence[Stage], check: Check) -> None:
-    """Removes what an earlier run found in these stages."""
+    """Removes these stages' results of an earlier run."""
     for stage in stages:
         for path in (stage.rows, check.log_of(stage), check.results / f"{stage.name}.jsonl"):
             path.unlink(missing_ok=True)
 
 
 def run_all(check: Check, rows: Sequence[Row], request: Request, scratch: Path) -> None:
-    """Runs the rows, or says why not; behind a build what it built is looked at."""
+    """Runs the rows of stages, or says why not; probes the extension again after a build."""
     for row in rows:
         reasons = {stage: why_not(stage, check.machine, request) for stage in row}
         for stage, reason in reasons.items():
@@ -192,7 +192,7 @@ def make_check(request: Request, machine: Json, scratch: Path, began: float) -> 
 
 
 def check_machine(request: Request, began: float, scratch: Path) -> int:
-    """Looks at the machine, and runs the stages; returns the exit status."""
+    """Probes the machine and runs the stages; returns the exit status."""
     machine = look(scratch / "probe.log", seconds_of_probe(request.budget))
     if machine["problem"] and not request.anyway:
         print(f"gpu-check: {machine['problem']}; nothing was run", file=sys.stderr)
@@ -225,14 +225,14 @@ def _exit(number: int, frame: FrameType | None) -> NoReturn:
 
 
 def main(settings: Mapping[str, str]) -> int:
-    """Runs what the settings ask for."""
+    """Runs the stages that the settings ask for; returns the exit status."""
     began = time.monotonic()
     try:
         request = Request.of(settings)
     except ValueError as error:
         print(f"gpu-check: {error}", file=sys.stderr)
         return 2
-    signal.signal(signal.SIGTERM, _exit)  # what runs is ended, and the table is shown
+    signal.signal(signal.SIGTERM, _exit)  # end the running stages and show the table
     with tempfile.TemporaryDirectory(prefix="gpu-check-") as scratch:
         return check_machine(request, began, Path(scratch))
 

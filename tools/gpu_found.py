@@ -1,4 +1,4 @@
-"""What a stage of gpu_check.py found, in one line, from the files that it wrote."""
+"""Summarizes a stage of gpu_check.py in one line, from the files that it wrote."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from gpu_lines import read_lines
 
 MOST_NAMES = 4
 MAX_LINE = 300
-WRONG = {"failed", "problem"}  # of a group, of a finding
+WRONG = {"failed", "problem"}  # the status of a group, of a finding
 
 Json = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Found:
-    """The line of a stage; whether something in it is wrong; whether anything ran at all."""
+    """A stage's summary line, whether anything in it is wrong, and whether anything ran."""
 
     line: str
     wrong: bool = False
@@ -30,7 +30,7 @@ class Found:
 
 @dataclass(frozen=True)
 class Tests:
-    """What came of tests; `not_reached` is None before they have been collected."""
+    """The results of tests; `not_reached` is None before they have been collected."""
 
     passed: int
     failed: list[str]
@@ -47,14 +47,14 @@ class Tests:
 
 
 def some(of: Iterable[str]) -> str:
-    """The first few of the names, and how many more there are."""
+    """The first few names, and the number of the others."""
     names = list(of)
     more = len(names) - MOST_NAMES
     return ", ".join(names[:MOST_NAMES]) + (f" and {more} more" if more > 0 else "")
 
 
 def count_tests(path: Path, began_at: int = 0) -> Tests:
-    """Counts the tests that have a line behind that byte; `not_reached` is of the whole file."""
+    """Counts the tests with a line after byte `began_at`; `not_reached` is for the whole file."""
     rows = read_lines(path)
     collected = next((row["collected"] for row in rows if "collected" in row), None)
     reached = {row["test"] for row in rows if "test" in row}
@@ -66,13 +66,13 @@ def count_tests(path: Path, began_at: int = 0) -> Tests:
 
 
 def of_tests(path: Path, began_at: int) -> Found:
-    """Skipped tests have not passed."""
+    """Summarizes tests; skipped tests do not count as run."""
     tests = count_tests(path, began_at)
     return Found(tests.sentence(), bool(tests.failed), ran=bool(tests.passed or tests.failed))
 
 
 def of_training(metrics: Path, log: Path) -> Found:
-    """The loss, which must fall, and the speed, as the median over the second half of the steps."""
+    """The loss, which must fall, and the median speed over the second half of the steps."""
     steps = [row for row in read_lines(metrics) if "loss" in row]
     if not steps:
         return Found(f"no step has ended: {last_line(log)}", ran=False)
@@ -88,7 +88,7 @@ def of_training(metrics: Path, log: Path) -> Found:
 
 
 def of_rows(path: Path, log: Path) -> Found:
-    """The last line that the command printed, with the number of rows that it wrote."""
+    """The number of rows that the command wrote, and the last line that it printed."""
     rows = read_rows(path)
     last = last_line(log)
     if rows and "status" in rows[0]:  # groups of `axonn-ext verify`, findings of doctor
@@ -111,7 +111,7 @@ def name_of(row: Json) -> str:
 
 
 def read_rows(path: Path) -> list[Json]:
-    """The rows, groups or findings of a command's JSON; none where there is no whole file."""
+    """The rows, groups or findings in a command's JSON; empty without a complete file."""
     if not path.exists():
         return []
     try:
@@ -125,7 +125,7 @@ def read_rows(path: Path) -> list[Json]:
 
 
 def last_line(log: Path) -> str:
-    """Behind the first line, which is the command; not which files it has written."""
+    """The last line of a log, except its first line, the command, and names of written files."""
     lines = log.read_text(encoding="utf-8", errors="replace").splitlines()[1:]
     said = (line.strip() for line in reversed(lines) if not line.startswith("written: "))
     return next((line[:MAX_LINE] for line in said if line), "")

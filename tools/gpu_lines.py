@@ -1,8 +1,7 @@
-"""The results of tests marked gpu, a line of JSON each, as gpu_tests_plugin.py writes them.
+"""The results of tests marked gpu, as gpu_tests_plugin.py writes them: one line of JSON per test.
 
-A line has `test`, its `outcome` (passed, failed, skipped), its `seconds` and the `reason`. The
-first line has the number of tests, as `collected`; a failure outside any test has `outside` instead
-of `test`.
+A line has `test`, `outcome` (passed, failed, skipped), `seconds` and `reason`. The first line has
+the number of tests, as `collected`. A failure outside any test has `outside` instead of `test`.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-LOST_STATUS = 77  # of pytest, if its process must be replaced by another
+LOST_STATUS = 77  # pytest's exit status when a new process must replace this one
 
 
 def add_line(path: Path, **row: object) -> None:
@@ -20,7 +19,7 @@ def add_line(path: Path, **row: object) -> None:
 
 
 def read_lines(path: Path, began_at: int = 0) -> list[dict[str, Any]]:
-    """The rows behind that byte; a line that is not whole is no row."""
+    """The rows after byte `began_at`, without incomplete lines."""
     rows = []
     for line in path.read_bytes()[began_at:].splitlines() if path.exists() else ():
         try:
@@ -31,5 +30,5 @@ def read_lines(path: Path, began_at: int = 0) -> list[dict[str, Any]]:
 
 
 def file_of_running(results: Path) -> Path:
-    """The file with the name of the test that runs."""
+    """The file that holds the name of the running test."""
     return results.with_suffix(".running")

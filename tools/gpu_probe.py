@@ -1,10 +1,10 @@
-"""Asks what this machine and this checkout have; writes it as JSON into a file.
+"""Describes this machine's GPUs and this checkout's compiled modules, in a JSON file.
 
     gpu_probe.py FILE
 
 It runs as a separate process, so a hanging driver or a crashing module takes nothing else down.
-`problem` says why there is nothing to run here, `extension` why the compiled modules cannot be
-used; both are empty if all is well. Exit status: 0 there is a GPU, 2 there is none.
+`problem` says why nothing can run here, `extension` why the compiled modules cannot be used; both
+are empty if all is well. Exit status: 0 with a GPU, 2 without one.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-# What explains times, for people: it goes to the log.
+# Commands whose output helps people explain the measured times; it goes to the log.
 SURROUNDINGS = (
     "nvidia-smi", "nvidia-smi -q -d CLOCK,POWER,PERFORMANCE", "nvidia-smi topo -m", "lscpu",
     "free -g", "df -h . /tmp /dev/shm", "nvcc --version", "c++ --version",
@@ -24,7 +24,7 @@ SURROUNDINGS = (
 
 
 def describe() -> dict[str, Any]:
-    """The GPUs and the software, without a look into the package, which may not be built yet."""
+    """The GPUs and the software, but not the package, which may not be built yet."""
     if not importlib.util.find_spec("torch"):
         return {"problem": f"{sys.executable} has no torch"}
     import torch
@@ -37,7 +37,7 @@ def describe() -> dict[str, Any]:
         return {"problem": f"torch {torch.__version__} ({cuda}) sees no GPU on this machine"}
     count = torch.cuda.device_count()
     versions = {torch.cuda.get_device_capability(device) for device in range(count)}
-    torch.ones(8, device="cuda").sum().item()  # an answer
+    torch.ones(8, device="cuda").sum().item()  # raises if the GPU does not work
     return {
         "problem": "",
         "gpu": torch.cuda.get_device_name(),

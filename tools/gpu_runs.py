@@ -12,14 +12,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-GRACE_SECONDS = 3.0  # between SIGTERM and SIGKILL; a part of a command's time
-KILL_SECONDS = 5.0  # after which a process that SIGKILL does not end is left, as in a hung driver
+GRACE_SECONDS = 3.0  # between SIGTERM and SIGKILL; part of a command's time
+KILL_SECONDS = 5.0  # wait this long after SIGKILL, which cannot end a process in a hung driver
 MAX_LOG_BYTES = 1_000_000
-MARK = "GPU_CHECK_RUN"  # a variable that tells whose child a process is, also in another session
+MARK = "GPU_CHECK_RUN"  # variable that marks a run's processes, also in other sessions
 
 
 class Run:
-    """A command and all that it starts, in a session of its own; its output goes to a file."""
+    """A command and all processes that it starts, in a new session; its output goes to a file."""
 
     def __init__(
         self, command: Sequence[str], seconds: float, log: Path, variables: Mapping[str, str]
@@ -38,28 +38,28 @@ class Run:
                     stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
                     start_new_session=True,
                 )  # fmt: skip
-            except BaseException:  # a signal, whose handler raises, may come once it has started
+            except BaseException:  # a signal handler may raise after the process has started
                 _kill_marked(f"{MARK}={self._mark}".encode())
                 raise
 
     def has_ended(self) -> bool:
-        """Whether the command has ended, which it must when its time is up."""
+        """Whether the command has ended; ends it when its time is up."""
         now = time.monotonic()
         killed = self.time_was_up and now >= self._asked_at + GRACE_SECONDS
         if killed or self.process.poll() is not None:
             self.end()
             return True
         if now >= self._asked_at and not self.time_was_up:
-            self.ask_to_end()  # before it is killed, also if this look came late
+            self.ask_to_end()  # always before killing it, even if this call comes late
         return False
 
     def ask_to_end(self) -> None:
-        """Says that the time is up; the command is killed if it goes on for GRACE_SECONDS."""
+        """Sends SIGTERM; the command is killed if it runs for another GRACE_SECONDS."""
         self.time_was_up, self._asked_at = True, time.monotonic()
         self.process.terminate()  # a launcher ends its ranks
 
     def end(self) -> None:
-        """Kills what is left of it."""
+        """Kills all processes of the command that are left."""
         for _ in range(100):  # a process may start others meanwhile
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.process.pid, signal.SIGKILL)
@@ -81,7 +81,7 @@ class Run:
 
 
 def _kill_marked(variable: bytes) -> int:
-    """Kills the processes with this variable, whatever their session; returns how many."""
+    """Kills the processes with this variable, in any session; returns their number."""
     killed = 0
     for folder in Path("/proc").glob("[0-9]*"):
         try:
@@ -119,18 +119,18 @@ def execute(command: Sequence[str], seconds: float, log: Path) -> int | None:
 
 
 def environment(cache: Path | None = None) -> dict[str, str]:
-    """This process's, with the checkout in front and no measurements of earlier runs.
+    """This process's environment, but imports the checkout and sees no earlier measurements.
 
-    cache  where `axonn-ext verify` leaves what it found, and later commands what they measured
+    cache  the folder for the findings of `axonn-ext verify` and the measurements of later commands
     """
     folders = [str(ROOT), str(ROOT / "tools"), os.environ.get("PYTHONPATH", "")]
     return {
         **os.environ,
         "PYTHONPATH": os.pathsep.join(folders).rstrip(os.pathsep),
         "PYTHONUNBUFFERED": "1",
-        # The host's name need not resolve; looking it up in vain takes gloo long.
+        # The host's name may not resolve, and gloo's failing lookup takes long.
         "GLOO_SOCKET_IFNAME": os.environ.get("GLOO_SOCKET_IFNAME", "lo"),
-        # Ranks of one process have streams that wait for each other: none may share a queue.
+        # Ranks in one process have streams that wait for each other, so none may share a queue.
         "CUDA_DEVICE_MAX_CONNECTIONS": "32",
         "AXONN_CACHE_DIR": str(cache or ""),
         "COLUMNS": "160",
@@ -138,7 +138,7 @@ def environment(cache: Path | None = None) -> dict[str, str]:
 
 
 def how_it_ended(status: int | None) -> str:
-    """As "ended with status 3" or "was killed by SIGSEGV"."""
+    """How a command ended, e.g. "ended with status 3" or "was killed by SIGSEGV"."""
     if status is None:
         return "could not be ended"
     if status < 0:
@@ -147,7 +147,7 @@ def how_it_ended(status: int | None) -> str:
 
 
 def gpu_tests() -> list[str]:
-    """The files that hold tests marked gpu; first those of our kernels."""
+    """The files with tests marked gpu, those of our kernels first."""
     files = [
         path for path in sorted((ROOT / "python_tests").rglob("test_*.py"))
         if "mark.gpu" in path.read_text(encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Runs stages of gpu_check.py, each in its time, and keeps what they found."""
+"""Runs stages of gpu_check.py, each within its time limit, and records the results."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from gpu_found import Found, last_line, of_rows, of_tests, of_training
 from gpu_runs import Run, environment, how_it_ended
 from gpu_stages import HANG, Row, Stage
 
-LAST_SECONDS = 2.0  # for the table
-LEAST_SECONDS = 8.0  # of a stage: what its processes take to start
-LEAST_HANG_SECONDS = 40.0  # of a test with ranks, which take long to start
+LAST_SECONDS = 2.0  # reserved for printing the table
+LEAST_SECONDS = 8.0  # minimum time of a stage: its processes need this long to start
+LEAST_HANG_SECONDS = 40.0  # minimum hang limit of a test, as ranks take long to start
 TESTS = ("test", "sanitize")  # kinds of stages
 OK, FAILED, CUT = "ok", "failed", "time was up"
 NOT_RUN, NO_TIME = "not run", "no time left"
@@ -27,7 +27,7 @@ Json = dict[str, Any]
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a stage went; `found` is one line."""
+    """The outcome of a stage; `found` is its summary line."""
 
     status: str
     seconds: float
@@ -37,13 +37,13 @@ class Outcome:
 
 @dataclass
 class Check:
-    """Runs rows of stages, each in its time, and keeps what they found.
+    """Runs rows of stages, each within its time limit, and records the results.
 
     results   the folder of their files
     cache     AXONN_CACHE_DIR of the commands
     deadline  on the monotonic clock; None: there is none
-    scale     what a stage's seconds are multiplied by; None: each has ample time
-    earlier   of a run before, by stage
+    scale     the factor for a stage's seconds; None: each has ample time
+    earlier   outcomes of an earlier run, by stage
     """
 
     results: Path
@@ -59,7 +59,7 @@ class Check:
         print(f"[{time.monotonic() - self.began:6.1f}] {text}", flush=True)
 
     def left(self) -> float:
-        """The seconds that a stage may still take."""
+        """The seconds left for stages."""
         if self.deadline is None:
             return math.inf
         return self.deadline - LAST_SECONDS - time.monotonic()
@@ -74,7 +74,7 @@ class Check:
         self.write()
 
     def run_row(self, row: Row) -> None:
-        """Runs the stages of a row at the same time, to their ends."""
+        """Runs the stages of a row at the same time, and waits for all of them."""
         if self.left() < LEAST_SECONDS:
             for stage in row:
                 self.keep(stage, Outcome(NO_TIME, 0, ""))
@@ -90,7 +90,7 @@ class Check:
                 for each in [each for each in running if each[1].has_ended()]:
                     running.remove(each)
                     self._ended(*each)
-        finally:  # this program itself is to end
+        finally:  # stages still run only if a signal ends this program
             for stage, run, began_at in running:
                 run.time_was_up = True
                 run.end()
@@ -100,7 +100,7 @@ class Check:
         seconds = self.seconds_of(stage)
         hang = f"{max(LEAST_HANG_SECONDS, seconds / 2):.0f}"
         command = [hang if word == HANG else word for word in stage.command]
-        # Tests see no measurements but their own.
+        # Tests must not see the measurements of other stages.
         cache = None if stage.kind in TESTS else self.cache
         try:
             return Run(command, seconds, self.log_of(stage), environment(cache))
@@ -135,14 +135,14 @@ class Check:
             if stage.kind in TESTS:
                 return of_tests(stage.rows, began_at)
             return of_rows(stage.rows, self.log_of(stage))
-        except (KeyError, TypeError, ValueError) as error:  # a file of another form
+        except (KeyError, TypeError, ValueError) as error:  # unexpected format
             return Found(f"{stage.rows.name} cannot be read: {error!r}", wrong=True)
 
     def skip(self, stage: Stage, reason: str) -> None:
         self.keep(stage, Outcome(NOT_RUN, 0, reason))
 
     def write(self) -> None:
-        """Replaces the summary whole: a reader, or a stop in between, never sees half of it."""
+        """Writes the summary atomically, so that an interruption never leaves half of it."""
         path = self.results / "summary.json"
         part = path.with_suffix(".part")
         outcomes = self.earlier | self.outcomes
@@ -158,7 +158,7 @@ class Check:
         return OK in statuses and FAILED not in statuses
 
     def show(self) -> None:
-        """The table."""
+        """Prints the table of outcomes."""
         print(f"\n{'stage':<22} {'status':<13} {'s':>6}  found")
         for name, outcome in self.outcomes.items():
             found = " ".join(outcome.found.split())
@@ -167,11 +167,11 @@ class Check:
 
 
 def read_earlier(path: Path, machine: Json) -> dict[str, Outcome]:
-    """What an earlier run found on such a machine, by stage."""
+    """The outcomes of an earlier run on the same kind of machine, by stage."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
         of_build = {"extension": "", "fused": ""}
-        if content["machine"] | of_build != machine | of_build:  # another GPU, or other software
+        if content["machine"] | of_build != machine | of_build:  # a different GPU or software
             return {}
         return {name: Outcome(**values) for name, values in content["stages"].items()}
     except (OSError, ValueError, KeyError, TypeError):

@@ -1,4 +1,4 @@
-"""The stages of gpu_check.py, in order of value: what each runs, and its share of the time."""
+"""The stages of gpu_check.py, the most valuable first: their commands and shares of the time."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from dataclasses import dataclass
 from pathlib import Path
 
 TOOLS = Path(__file__).resolve().parent
-BUDGET_SECONDS = 540.0  # the BUDGET of which the stages' seconds are shares
-AMPLE_SECONDS = 8 * 60.0  # for each stage, without a BUDGET
+BUDGET_SECONDS = 540.0  # the BUDGET for which the stages' seconds are chosen
+AMPLE_SECONDS = 8 * 60.0  # limit of each stage without a BUDGET
 AMPLE_BUILD_SECONDS = 40 * 60.0
-HANG = "{hang}"  # in a command: the seconds after which a test counts as hung
+HANG = "{hang}"  # placeholder in a command: seconds after which a test counts as hung
 
 GEMM_SHAPES = (
     "8192,14336,4096", "2048,14336,4096", "1024,28672,8192", "4096,28672,8192", "512,11008,4096",
     "2048,49152,12288", "8192,28672,8192", "1024,11008,4096", "256,14336,4096",
 )  # fmt: skip
 TUNED_SHAPES = ("1024,14336,4096", "8192,14336,4096", "4096,28672,8192")
-# Over PCIe 5 (50 GB/s) copies take about 0.25, 0.46 and 0.92 of the time of these products.
+# Over PCIe 5 (50 GB/s), the copies take about 0.25, 0.46 and 0.92 times as long as these products.
 LINK_SHAPES = ("8192,38912,4096", "8192,21248,4096", "8192,10624,4096")
 LINEAR_SHAPES = ("1024,14336,4096", "4096,14336,4096", "8192,14336,4096", "8192,28672,8192")
-# M of the published layers, those that tell most first.
+# M of the published layers, the most informative first.
 PUBLISHED = "published:8192,64,1024,4096,256,16384,2048"
 TRAINING = (
     "--model.hidden_size=1024", "--model.num_layers=24", "--model.num_heads=16",
@@ -30,11 +30,11 @@ TRAINING = (
     "--train.batch_size=16", "--train.dtype=bf16", "--train.device=cuda",
     "--train.eval_interval=0", "--optim.warmup_steps=5",
 )  # fmt: skip
-# The ranks may share a GPU, and their collectives then go through sockets.
+# Smaller, as the ranks may share a GPU, and their collectives then go through sockets.
 SMALL_TRAINING = (*TRAINING, "--model.hidden_size=768", "--model.num_layers=12",
                   "--model.num_heads=12", "--model.sequence_length=512")  # fmt: skip
-# Products and kernels of one call: the sanitizer may run kernels one after the other, so none may
-# wait for another's flags.
+# Tests of products and of single kernels. The sanitizer may run kernels one after the other, so no
+# kernel may wait for another's flags.
 SANITIZED = "(test_gemm and 264x200x136) or test_bias_and_residual or test_rows_that_begin_anywhere"
 SANITIZED_FILES = tuple(f"python_tests/gpu/test_gpu_{subject}.py" for subject in ("fused", "loss"))
 
@@ -44,12 +44,12 @@ TWO_GPUS, SM_90, SANITIZER = "two GPUs", "a GPU of sm_90", "compute-sanitizer"
 
 @dataclass(frozen=True)
 class Stage:
-    """A command, and how what it found is read.
+    """A command, its time limit, and the file of its results.
 
-    kind     what STAGE may name in place of the stage
-    seconds  its share of BUDGET_SECONDS at most
-    rows     the file with what it found: JSON, lines of tests or lines of metrics
-    needs    packages, TWO_GPUS, SM_90 or SANITIZER, without which it is not run
+    kind     a name for STAGE that selects all stages of this kind
+    seconds  its maximum share of BUDGET_SECONDS
+    rows     the file of its results: JSON, lines of tests or lines of metrics
+    needs    packages, TWO_GPUS, SM_90 or SANITIZER; it does not run without them
     """
 
     name: str
@@ -61,7 +61,7 @@ class Stage:
     ample_seconds: float = AMPLE_SECONDS
 
 
-# Stages of one row run at the same time; the others have the GPU for themselves.
+# Stages of one row run at the same time; the only stage of a row has the GPU to itself.
 Row = tuple[Stage, ...]
 
 
@@ -69,10 +69,10 @@ Row = tuple[Stage, ...]
 class StageMaker:
     """Makes the stages.
 
-    results        the folder of what is kept
-    scratch        where trainings write, which is removed
-    architectures  the versions of the GPUs, as 9.0
-    ranks          the number of GPUs, or the power of two below
+    results        the folder of the results
+    scratch        the temporary folder that trainings write to
+    architectures  the versions of the GPUs, e.g. 9.0
+    ranks          the number of GPUs, rounded down to a power of two, at most MAX_RANKS
     fused          whether the algorithm "fused" runs on them
     """
 
@@ -83,7 +83,7 @@ class StageMaker:
     fused: bool = True
 
     def build(self) -> Stage:
-        """Demands the CUDA parts, so that it stops with the reason where one cannot be built."""
+        """Builds with AXONN_CUDA=1, which fails with the reason if a CUDA part cannot be built."""
         wanted = os.environ.get("TORCH_CUDA_ARCH_LIST") or ";".join(self.architectures)
         command = ("env", "AXONN_CUDA=1", f"TORCH_CUDA_ARCH_LIST={wanted}", sys.executable,
                    "setup.py", "build_ext", "--inplace")  # fmt: skip
@@ -101,17 +101,17 @@ class StageMaker:
         return self.axonn(name, "bench", seconds, "bench", *words, needs=needs)
 
     def compile_products(self, shape: str) -> Stage:
-        """Leaves Triton's kernels compiled for `tune`; what it measures meanwhile is not kept."""
+        """Fills Triton's cache of compiled kernels for `tune`; its measurements are not kept."""
         name = f"compile-{shape.replace(',', 'x')}"
         command = (
             "env", "AXONN_CACHE_DIR=", "AXONN_PRODUCT_KERNELS=triton", sys.executable, "-m",
             "axonn_ext", "tune", "--device", "cuda", "--shapes", shape,
         )  # fmt: skip
-        rows = self.results / f"{name}.json"  # which it does not write
+        rows = self.results / f"{name}.json"  # never written
         return Stage(name, "bench", 80, command, rows, ("rich", "triton"))
 
     def lane(self, seconds: float, lane: str, *, part: str = "1/1", number: int = 1) -> Stage:
-        """Tests of a lane. number: the stage goes on where an earlier one of the lane stopped."""
+        """Runs the tests of a lane; from number 2 on, continues where an earlier stage stopped."""
         of = "" if part == "1/1" else "-" + part.replace("/", "of")
         rows = self.results / f"tests-{lane}{of}.jsonl"
         command = (
@@ -121,9 +121,10 @@ class StageMaker:
         return Stage(name, "test", seconds, command, rows, ("pytest",))
 
     def sanitize(self, tool: str) -> Stage:
-        """Our kernels alone, whose mangled names have our namespace.
+        """Checks only our kernels, which have our namespace in their mangled names.
 
-        torch asks the driver for what it may lack, and those errors are none.
+        Errors of API calls are not reported, since torch probes for features that the driver may
+        lack.
         """
         rows = self.results / f"tests-{tool}.jsonl"
         command = (
@@ -142,7 +143,7 @@ class StageMaker:
         return Stage(f"train-{name}", "train", seconds, command, folder / "metrics.jsonl")
 
     def table(self) -> tuple[Row, ...]:
-        """All rows, those that tell most for their time first."""
+        """All rows, those with the most information for their time first."""
         both = (*TRAINING, "--train.steps=40")
         llama = (*both, "--model.family=llama")
         plain = "--model.implementation=plain"

@@ -1,10 +1,10 @@
-"""Runs the tests marked gpu of a lane; one that hangs or ends its process costs no other.
+"""Runs the tests marked gpu of a lane, and the rest of them if one hangs or ends the process.
 
     gpu_tests.py RESULTS.jsonl LANE PART HANG_SECONDS [FILES]
 
-gpu_tests_plugin.py has the lanes and writes the results. Whatever ends pytest (a lost CUDA
-context, a hang, a crash), a new process goes on behind that test. A lane whose RESULTS.jsonl
-exists goes on where it was. Exit status: 0 no test failed, 1 one did.
+gpu_tests_plugin.py defines the lanes and writes the results. If pytest ends early (a lost CUDA
+context, a hang, a crash), a new process continues after that test. If RESULTS.jsonl exists, the
+lane continues where it stopped. Exit status: 1 if a test failed, 0 otherwise.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from gpu_found import count_tests
 from gpu_lines import LOST_STATUS, add_line, file_of_running, read_lines
 from gpu_runs import ROOT, gpu_tests, how_it_ended
 
-START_SECONDS = 60.0  # more than HANG_SECONDS for the first sign: torch comes from a cold disk
+START_SECONDS = 60.0  # added to HANG_SECONDS at the start: torch may come from a cold disk
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -46,7 +46,7 @@ def _exit(number: int, frame: FrameType | None) -> NoReturn:
 def run_lane(
     results: Path, lane: str, part: str, hang_seconds: float, files: Sequence[str]
 ) -> None:
-    """Starts pytest until every test of the lane has a line, or it ends without any."""
+    """Starts pytest until every test of the lane has a line, or another start would not help."""
     command = [
         sys.executable, "-m", "pytest", "-o", "addopts=", "-m", "gpu", "-q", "--no-header",
         "--tb=short", "-rN", "-p", "gpu_tests_plugin", "-p", "no:cacheprovider",
@@ -56,14 +56,14 @@ def run_lane(
     ]  # fmt: skip
     running = file_of_running(results)
     while count_tests(results).not_reached != 0:
-        running.unlink(missing_ok=True)  # of a stage whose time was up
+        running.unlink(missing_ok=True)  # left by a stage whose time was up
         num_lines = len(read_lines(results))
         process = subprocess.Popen(command, cwd=ROOT, start_new_session=True)
         try:
             hung = not _wait(process, results, hang_seconds)
         finally:
             with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)  # its ranks, too
+                os.killpg(process.pid, signal.SIGKILL)  # also ends its ranks
             process.wait()
         ended = f"it had not ended after {hang_seconds:.0f} s" if hung else (
             f"the process {how_it_ended(process.returncode)}"
@@ -72,16 +72,16 @@ def run_lane(
             test = running.read_text(encoding="utf-8")
             running.unlink()
             add_line(results, test=test, outcome="failed", seconds=None, reason=ended)
-        elif process.returncode in (0, 1, 5):  # 5: there was no test
+        elif process.returncode in (0, 1, 5):  # 5: no test was selected
             return
         elif process.returncode != LOST_STATUS:  # at the end, or before the first test
             add_line(results, outside="pytest", outcome="failed", reason=ended)
             if len(read_lines(results)) <= num_lines + 1:
-                return  # another try would end likewise
+                return  # another try would end the same way
 
 
 def _wait(process: subprocess.Popen[bytes], results: Path, hang_seconds: float) -> bool:
-    """Whether the process ends; not if no test begins or ends for that long."""
+    """Waits for the process to end; returns False if no test begins or ends for `hang_seconds`."""
     sign, deadline = None, time.monotonic() + hang_seconds + START_SECONDS
     while process.poll() is None:
         now = [_stamp(path) for path in (results, file_of_running(results))]

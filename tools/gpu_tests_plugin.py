@@ -1,15 +1,15 @@
-"""A plugin of pytest: the tests of a lane, and a line of JSON for each test as soon as it ends.
+"""A pytest plugin that selects the tests of a lane, and writes a line of JSON as each test ends.
 
-Lanes follow from markers and fixtures, so that a new test is in one of them:
+Lanes follow from markers and fixtures, so every new test is in one of them:
 
-    one     tests of one process
+    one     tests in one process
     ranks   tests with ranks on GPUs (the fixture gpu_pool); ranks that share a GPU take turns on
             it, so nothing else should use it
     jobs    tests marked long, which start commands with ranks
-    timing  tests marked timing, which need the GPU alone
+    timing  tests marked timing, which need the GPU to themselves
 
-A process whose CUDA context is lost is ended, lest every later test fail in it; gpu_tests.py
-starts another one, which leaves out the tests that have a line already.
+If the CUDA context is lost, every later test would fail, so the process ends. gpu_tests.py starts a
+new one, which skips the tests that already have a line.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import pytest
 from gpu_lines import LOST_STATUS, add_line, file_of_running, read_lines
 
 LANES = ("one", "ranks", "jobs", "timing")
-SAMPLE = 2  # cases of each test function that come before all others
+SAMPLE = 2  # cases of each test function that run before all others
 MAX_REASON = 6000  # characters
 
 
@@ -45,7 +45,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     lane, results = config.option.lane, config.option.results
     part, parts = map(int, config.option.part.split("/"))
     found = [item for item in items if lane in (None, lane_of(item))][part - 1 :: parts]
-    # In files' order, a module's fixture is made once: that of the jobs is a training.
+    # Jobs stay in file order, so that each module's fixture, a training, runs only once.
     chosen = found if lane == "jobs" else in_order(found)
     rows = read_lines(results)
     if not any("collected" in row for row in rows):
@@ -64,10 +64,10 @@ def lane_of(item: pytest.Item) -> str:
 
 
 def in_order(items: list[pytest.Item]) -> list[pytest.Item]:
-    """Some cases of every function first; within these and the rest, few ranks first.
+    """Orders a few cases of every function first; within these and the rest, fewer ranks first.
 
-    On one GPU the ranks of a pool end when another number of ranks is asked for, and starting some
-    takes long.
+    On one GPU, a pool's ranks end when a test asks for a different number, and starting ranks takes
+    long.
     """
     seen: Counter[str] = Counter()
     keys = {}
@@ -79,7 +79,7 @@ def in_order(items: list[pytest.Item]) -> list[pytest.Item]:
 
 
 def num_ranks(item: pytest.Item) -> int:
-    """How many ranks a test asks gpu_pool for, by its parameters; 2 where they do not tell."""
+    """The number of ranks a test asks gpu_pool for, from its parameters; 2 if they do not say."""
     if "gpu_pool" not in item.fixturenames:  # type: ignore[attr-defined]
         return 1
     callspec = getattr(item, "callspec", None)
@@ -89,14 +89,14 @@ def num_ranks(item: pytest.Item) -> int:
 
 
 class Results:
-    """Writes what came of each test when it has ended, and meanwhile its name."""
+    """Writes the name of each test while it runs, and its result when it ends."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.row: dict[str, Any] = {}
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
-        """A file that cannot be imported, once, although every new process finds it again."""
+        """Records a file that cannot be imported, only once although every new process finds it."""
         known = {row.get("outside") for row in read_lines(self.path)} if report.failed else set()
         if report.failed and report.nodeid not in known:
             reason = shortened(report.longreprtext)

@@ -2,11 +2,12 @@
 
     make matrix PYTHONS="python3.11 /opt/python/bin/python3.13" TORCHES="2.11 2.15"
 
-By default all supported ones. Each combination has a copy of this checkout in build/matrix, with a
-.venv that is made as `make build` makes it, and with the CUDA parts left out; it is removed at the
-end, so that there is one at a time. The tests are those of the ops, models, compilation and
-training. What was run replaces its row of the table in CONTRIBUTING.md; a combination that cannot
-be set up, and has no row yet, gets one that says why. Exit status: 1 if a test or a build failed.
+The default is all supported versions. Each combination gets a copy of this checkout in
+build/matrix, with a .venv as `make build` makes it, but without the CUDA parts. The copy is then
+removed, so there is only one at a time. The tests are those of the ops, models, compilation and
+training. A result replaces its combination's row of the table in CONTRIBUTING.md. A combination
+that cannot be set up gets a row that says why, unless it already has a row. Exit status: 1 if a
+test or a build failed, otherwise 0.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ TESTS = tuple(
 NOT_RUN = "slow or gpu or triton"
 TABLE = ROOT / "CONTRIBUTING.md"
 HEADER = "| Python | torch | tests | day | processor |"
-# What a row is replaced by: the first two numbers of its Python and its torch.
+# The key of a row: the first two numbers of its Python and torch versions.
 ROW = re.compile(r"\| (\d+\.\d+)\S* \| (\d+\.\d+)\S* \|")
 
 VERSIONS = """
@@ -47,7 +48,7 @@ print(platform.python_version(), importlib.metadata.version("torch"))
 
 @dataclass(frozen=True)
 class Row:
-    """What came of one combination."""
+    """The result of one combination."""
 
     python: str
     torch: str
@@ -71,7 +72,7 @@ def processor() -> str:
 
 
 def copy_checkout() -> None:
-    """All files of the checkout that git does not ignore, as they are now."""
+    """Copies all files of the checkout that git does not ignore, as they are now."""
     shutil.rmtree(COPY, ignore_errors=True)
     command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
@@ -82,9 +83,9 @@ def copy_checkout() -> None:
 
 
 def execute(command: Sequence[str | Path], **settings: str) -> tuple[int, str]:
-    """Runs a command in the copy; its exit status, and its output, which is shown as well."""
+    """Runs a command in the copy, showing its output; returns its exit status and output."""
     kept = {name: text for name, text in os.environ.items() if not name.startswith("PYTHON")}
-    # make has put the checkout's own environment at its head.
+    # Replaces the checkout's own .venv, which make has put at the front.
     kept["PATH"] = os.pathsep.join([str(COPY / ".venv" / "bin"), kept.get("PATH", os.defpath)])
     process = subprocess.Popen(
         [str(word) for word in command],
@@ -104,7 +105,7 @@ def execute(command: Sequence[str | Path], **settings: str) -> tuple[int, str]:
 
 
 def version_of(python: str) -> str | None:
-    """The version of an interpreter; None if there is none of that name."""
+    """The version of an interpreter; None if it does not exist."""
     if shutil.which(python) is None:
         return None
     program = "import platform; print(platform.python_version())"
@@ -112,13 +113,13 @@ def version_of(python: str) -> str | None:
 
 
 def named_version(python: str) -> str | None:
-    """The version that an interpreter's name tells, as that of python3.12 does."""
+    """The version in an interpreter's name, e.g. 3.12 for python3.12; None if it has none."""
     match = re.fullmatch(r"python(\d+\.\d+)\S*", Path(python).name)
     return match[1] if match else None
 
 
 def summary(output: str) -> str:
-    """What pytest's last line counts, as "2 failed, 310 passed"."""
+    """The counts in pytest's last line, e.g. "2 failed, 310 passed"."""
     counts = re.findall(r"\d+ (?:failed|passed|error|errors|skipped|xfailed)\b", output[-400:])
     return ", ".join(dict.fromkeys(counts)) or "the tests did not run"
 
@@ -158,9 +159,9 @@ def key_of(line: str) -> tuple[tuple[int, ...], ...]:
 
 
 def with_row(text: str, line: str, *, ran: bool = True) -> str:
-    """The document with the row in its table, in place of the one of the same combination.
+    """The document with the row in its table, replacing the row of the same combination.
 
-    A row of what was not run (ran=False) takes no other's place.
+    A row for a combination that did not run (ran=False) replaces no other.
 
     Raises: ValueError if the document has no such table.
     """

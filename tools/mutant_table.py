@@ -1,6 +1,6 @@
-"""The table of mutants: what is changed, what notices, and what the docs say of it.
+"""The table of mutants: their changes, the tests that notice them, and its summary in the docs.
 
-tools/emulate_mutants.py tries them. The table itself is cpp_tests/gpu_machine/mutants.toml.
+tools/emulate_mutants.py runs them. The table itself is cpp_tests/gpu_machine/mutants.toml.
 """
 
 from __future__ import annotations
@@ -14,25 +14,26 @@ ROOT = Path(__file__).resolve().parent.parent
 TABLE = ROOT / "cpp_tests" / "gpu_machine" / "mutants.toml"
 DOCS = ROOT / "docs" / "gpu_machine.md"
 BEGIN, END = "<!-- mutants: begin -->\n", "<!-- mutants: end -->\n"
-# What the machine appends to its errors (errors.h), what a wrong number is, and what nobody sees.
+# The kinds that the machine appends to its errors (errors.h). A wrong number is RESULT, and a
+# mutant that no test notices SURVIVES.
 ERRORS = ("memory", "race", "deadlock", "trap", "undefined", "misuse")
 RESULT, SURVIVES = "result", "survives"
 
 
 class TableError(Exception):
-    """The table does not fit the code any more."""
+    """The table no longer fits the code."""
 
 
 @dataclass(frozen=True)
 class Part:
-    """A part of the code that is changed, and the tests that may notice."""
+    """A part of the code to change, and the tests that may notice."""
 
     name: str
-    tests: str  # a filter of GoogleTest
+    tests: str  # a GoogleTest filter
     program: str = "gpu_machine_runtime_tests"
-    source: str = ""  # of PTX: the .cu file, or the PTX file; else a file of csrc
-    kernel: str = ""  # a regular expression for the kernel's name; empty of host code
-    kernels: int = 1  # so many kernels have such a name
+    source: str = ""  # for PTX: the .cu file or the PTX file; otherwise a file of csrc
+    kernel: str = ""  # regular expression for the kernel's name; empty for host code
+    kernels: int = 1  # the number of kernels with such a name
 
     @property
     def is_host(self) -> bool:
@@ -41,11 +42,11 @@ class Part:
 
 @dataclass(frozen=True)
 class Change:
-    """One row of the table: a change, in each of its places by itself or in all together."""
+    """One row of the table: a change, made in one of its places at a time, or in all together."""
 
     part: Part
     what: str
-    old: str  # of PTX a regular expression, of host code a text
+    old: str  # a regular expression for PTX, a text for host code
     new: str
     errors: tuple[str, ...]
     places: int = 1
@@ -61,7 +62,7 @@ class Change:
 @dataclass(frozen=True)
 class Mutant:
     change: Change
-    place: int | None  # which of the places; None for all of them
+    place: int | None  # index of the place; None: all of them
 
     @property
     def name(self) -> str:
@@ -89,7 +90,7 @@ def load_table(path: Path = TABLE) -> list[Change]:
 
 
 def check(change: Change) -> None:
-    """What a row must say whatever the tests find."""
+    """Raises TableError if a row contradicts itself."""
     name = f"{change.part.name}: {change.what}"
     count = len(change.mutants())
     if not set(change.errors) <= {*ERRORS, RESULT}:
@@ -118,7 +119,7 @@ def part_row(changes: list[Change]) -> str:
 
 
 def survivor_rows(changes: list[Change]) -> str:
-    """A row for each reason, since several changes of a part may share one."""
+    """One row for each reason, since several changes of a part may share it."""
     reasons: dict[str, list[str]] = {}
     for change in changes:
         if change.because:

@@ -1,13 +1,13 @@
-"""Makes mistakes in turn, in a copy of the repository, and looks whether the daily tests notice.
+"""Makes mistakes, one at a time, in a copy of the repository; checks that the daily tests notice.
 
     .venv/bin/python tools/mutants.py [--only TEXT] [--new] [--record]
 
---only takes those whose file or description has TEXT, --new those for which no test is recorded.
---record writes into the table which test notices each; next time it is the first to run.
+--only selects mistakes whose file or description contains TEXT, --new those without a recorded
+test. --record writes the test that notices each into the table; it then runs first the next time.
 
-The table is python_tests/mutants.toml. The copy has the files of HEAD, and what is built here. Of a
-file of csrc/core, `tests` is what ctest -R takes; the core's tests are built in the copy. So is the
-extension, for a file of csrc/ops.
+The table is python_tests/mutants.toml. The copy has the files of HEAD and this checkout's compiled
+extension. For a file of csrc/core, `tests` is a pattern for ctest -R, and the core's tests are
+built in the copy. For a file of csrc/ops, the extension is built in the copy.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ TABLE = ROOT / "python_tests" / "mutants.toml"
 CPP_BUILD = "build/cpp"
 DAILY = "not long and not slow and not gpu and not triton"
 LIMIT_S = 900
-_FAILED, _BROKEN = 1, 3  # as pytest's: a test failed, no test ran
+_FAILED, _BROKEN = 1, 3  # as pytest's exit status: a test failed, nothing could be tested
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class Mutant:
         return self.source.startswith("csrc/ops/")
 
     def edited(self, root: Path) -> str:
-        """The file with the mistake. Raises ValueError if its place is not there once."""
+        """The file with the mistake. Raises ValueError unless `old` occurs exactly once."""
         text = (root / self.source).read_text()
         if text.count(self.old) != 1:
             raise ValueError(f"{self.name}: expected {self.old!r} once, got {text.count(self.old)}")
@@ -68,7 +68,7 @@ def load_table(path: Path = TABLE) -> list[Mutant]:
 
 
 def run_core_tests(tests: str) -> tuple[int, str]:
-    """The status, as pytest's, of the core's tests, and the test that failed."""
+    """Runs the core's tests; returns the exit status, as pytest's, and the test that failed."""
     build = ["cmake", "--build", CPP_BUILD]
     if subprocess.run(build, stdout=subprocess.DEVNULL).returncode:
         return _BROKEN, ""
@@ -79,7 +79,7 @@ def run_core_tests(tests: str) -> tuple[int, str]:
 
 
 def run_python_tests(tests: str) -> tuple[int, str]:
-    """The status of pytest, and the test that failed, in a fork that has torch loaded already."""
+    """Runs pytest in a fork, which has torch loaded; returns its status and the failed test."""
     with tempfile.TemporaryFile() as output:
         if not (child := os.fork()):
             os.setsid()
@@ -103,14 +103,14 @@ def run_python_tests(tests: str) -> tuple[int, str]:
 
 
 def build_extension() -> bool:
-    """Whether it could be built, in the copy."""
+    """Builds the extension in the copy; returns whether that succeeded."""
     build = [sys.executable, "setup.py", "--quiet", "build_ext", "--inplace"]
     quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
     return not subprocess.run(build, env={**os.environ, "AXONN_CUDA": "0"}, **quiet).returncode
 
 
 def run_tests(mutant: Mutant) -> tuple[int, str]:
-    """The status, as pytest's, of the tests of a mistake, the recorded one first; what failed."""
+    """Runs a mistake's tests, the recorded one first; returns the status and the failed test."""
     if mutant.is_op and not build_extension():
         return _BROKEN, ""
     if mutant.noticed_by:
@@ -121,7 +121,7 @@ def run_tests(mutant: Mutant) -> tuple[int, str]:
 
 
 def check_tests(mutants: list[Mutant]) -> None:
-    """Raises ValueError if tests fail without a mistake: recorded ones, or areas without one."""
+    """Raises ValueError if the recorded tests, or those of a part without any, already fail."""
     if any(m.is_op for m in mutants) and not build_extension():
         raise ValueError("csrc/ops: expected that it compiles without a mistake")
     files: dict[str, set[str]] = {}
@@ -138,12 +138,12 @@ def check_tests(mutants: list[Mutant]) -> None:
 
 
 def name_of(test: str) -> str:
-    """As the table has it."""
+    """The test's name as in the table: without the folder and the parameters."""
     return test.removeprefix("python_tests/").partition("[")[0]
 
 
 def record(mutant: Mutant, test: str) -> None:
-    """Writes into the table which test has noticed a mistake."""
+    """Writes the test that noticed a mistake into the table."""
     lines, source, ours = [], "", False
     for line in TABLE.read_text().splitlines(keepends=True):
         key = line.partition(" = ")[0]
@@ -160,22 +160,22 @@ def record(mutant: Mutant, test: str) -> None:
 
 
 def run(mutants: list[Mutant], *, records: bool) -> int:
-    """How many are not as the table says. It runs in the copy."""
+    """Runs all mutants, in the copy; returns how many contradict the table."""
     if any(mutant.is_core for mutant in mutants):
-        # As `make test-cpp` does, whose objects ccache has.
+        # The options of `make test-cpp`, whose objects are in ccache.
         options = ["-DAXONN_WERROR=ON", "-DAXONN_SANITIZE=", "--log-level=WARNING"]
         subprocess.run(["cmake", "-S", ".", "-B", CPP_BUILD, "-G", "Ninja", *options], check=True)
     check_tests(mutants)
-    # A mistake could be as long, and made in the same second, as what was compiled before.
+    # Python recognizes stale bytecode by size and second, which a mistake may leave the same.
     sys.dont_write_bytecode, os.environ["PYTHONDONTWRITEBYTECODE"] = True, "1"
     wrong = 0
-    # Those of ops come last, since a mistake stays in the extension until the next one is built.
+    # Mutants of ops come last: each mistake stays in the extension until the next build.
     for mutant in sorted(mutants, key=lambda m: m.is_op):
         path, text = Path(mutant.source), Path(mutant.source).read_text()
         path.write_text(mutant.edited(Path.cwd()))
         status, test = run_tests(mutant)
         path.write_text(text)
-        # No recorded test noticed it, so that nothing has shown yet that this one passes otherwise.
+        # Only recorded tests are known to pass without a mistake, so check this one, too.
         if status == _FAILED and mutant.noticed_by not in ("", name_of(test)):
             passes = (not mutant.is_op or build_extension()) and not run_python_tests(
                 name_of(test)

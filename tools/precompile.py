@@ -1,6 +1,6 @@
 """Compiles the headers of torch that most of our C++ files include, once for all modules.
 
-In most files g++ spends more time on these headers than on the rest.
+In most files, g++ spends more time on these headers than on everything else.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ HEADERS = (
 def precompile(folder: Path, compiler: Sequence[str]) -> list[str]:
     """Returns the flags that make g++ use the precompiled headers; none if they do not compile.
 
-    They take 0.4 GB, and hold paths. So where CCACHE_PCH_EXTSUM is set, ccache takes the .sum for
-    them, which is the same in another checkout.
+    The precompiled headers take 0.4 GB and contain paths. With CCACHE_PCH_EXTSUM set, ccache hashes
+    the .sum file instead, which is the same in other checkouts.
 
-    folder: one for each torch. compiler: g++ with the flags that all modules have, which name
-    torch's version.
+    folder    a different one for each torch
+    compiler  g++ with the flags that all modules share, which include torch's version
     """
     header, compiled = folder / "torch_headers.h", folder / "torch_headers.h.gch"
     digest = folder / "torch_headers.h.gch.sum"
@@ -37,7 +37,7 @@ def precompile(folder: Path, compiler: Sequence[str]) -> list[str]:
         digest.unlink(missing_ok=True)
         header.write_text(text)
         print("axonn_ext: compiling the headers of torch, once for all files", flush=True)
-        partial = folder / f"{os.getpid()}.gch"  # another build may read the old one
+        partial = folder / f"{os.getpid()}.gch"  # another build may be reading the old one
         command = [*compiler, "-x", "c++-header", str(header), "-o", str(partial)]
         if subprocess.run(command, env={**os.environ, "CCACHE_DISABLE": "1"}).returncode:
             partial.unlink(missing_ok=True)

@@ -1,15 +1,16 @@
-"""Compiles the Triton kernels for GPUs, without one, and looks at the machine code.
+"""Compiles the Triton kernels for GPUs, without one, and inspects the machine code.
 
-    python3 tools/triton_check.py            make triton-check
-    python3 tools/triton_check.py --verbose  a line for every kernel
+    python3 tools/triton_check.py            run by make triton-check
+    python3 tools/triton_check.py --verbose  print a line for every kernel
 
-Checked of each kernel with its dtypes, layouts and tile sizes: no stack and no local memory (no
-spills; of older Tritons, no more than SPILLS_OF has); no more registers than promised here, and no
-more shared memory than tile_configs.py reckons with; the tensor cores' instructions, TMA loads
-where descriptors are used; flags read with acquire and raised with release at system scope. For
-sm_80 and sm_90; of gfx90a and gfx942 (AMD) the plain matmul: no spills, no scratch
-memory, matrix instructions (MFMA), shared memory. Whether they compute the right thing the
-interpreter's tests tell, and on a GPU python_tests/gpu/test_gpu_triton.py.
+For sm_80 and sm_90, it checks each kernel with its dtypes, layouts and tile sizes:
+- no stack and no local memory (no spills; for older Tritons, no more than SPILLS_OF lists);
+- no more registers than the limits below, and no more shared memory than tile_configs.py predicts;
+- tensor core instructions, and TMA loads where descriptors are used;
+- flags are read with acquire and raised with release, at system scope.
+For gfx90a and gfx942 (AMD), it checks that the plain matmul has no spills and no scratch memory,
+uses matrix instructions (MFMA), and fits into shared memory. The interpreter's tests check the
+results, as does python_tests/gpu/test_gpu_triton.py on a GPU.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))  # the checkout's package, installed or not
+sys.path.insert(0, str(ROOT))  # import the checkout's package, installed or not
 
 import triton  # noqa: E402
 from triton.backends.compiler import GPUTarget  # noqa: E402
@@ -67,46 +68,46 @@ SHORT = {"bfloat16": "bf16", "float16": "fp16"}
 
 @dataclass(frozen=True)
 class Spills:
-    """The most that is known of a version of Triton: beyond it, something is wrong with us."""
+    """The known spills of a Triton version; more than these would be our fault."""
 
-    kernels: int  # that have a stack
-    stack_bytes: int  # of one of them
-    loads_in_loop: int  # from the stack, in a step of the loop over K; never a store
+    kernels: int  # number of kernels with a stack
+    stack_bytes: int  # maximum stack of a kernel
+    loads_in_loop: int  # maximum loads from the stack per step of the loop over K; never a store
 
 
-# The tile sizes are chosen so that what Triton 3.9 writes does not spill. In some kernels of older
-# versions, ptxas keeps one to ten registers of a tile on a stack. That is due to Triton's PTX: the
-# ptxas of 3.9 (12.9) does the same with it as their own (12.8), which in turn spills nothing of
-# 3.9's. These registers are stored and loaded once for a tile, or once for all; only where A and B
-# are both transposed, with tiles of 128 x 256 on sm_80, does the loop over K load some, with 3.7
-# twice for 128 products. With a small change of the kernels (tl.range's disable_licm) some spill
-# less, others more. A version that is not here must spill nothing.
+# The tile sizes are chosen so that the code of Triton 3.9 does not spill. In some kernels of older
+# versions, ptxas keeps one to ten registers of a tile on a stack. The cause is their PTX: given it,
+# the ptxas of 3.9 (12.9) spills as their own (12.8) does, and theirs spills nothing given the PTX
+# of 3.9. These registers are stored and loaded once per tile, or once in all. The loop over K loads
+# some only if A and B are both transposed, with tiles of 128 x 256 on sm_80; with 3.7, twice for
+# 128 products. With a small change of the kernels (tl.range's disable_licm), some spill less,
+# others more. A version that is not listed must not spill.
 SPILLS_OF = {
     (3, 6): Spills(9, 40, 5),
     (3, 7): Spills(11, 40, 2),
     (3, 8): Spills(1, 8, 0),
 }
-# What a thread may use: with 8 warps the whole register file is 255 each.
+# Registers a thread may use (default 255: with 8 warps, the whole register file).
 MAX_REGISTERS = {"split_k_reduce": 96}
 MAX_SHARED = {"split_k_reduce": 4096}
-# Addresses that are numbers, and times.
+# Parameters of 64 bits: addresses passed as integers, and times.
 WIDE = re.compile(r"(pad|slot)\d?|epoch_at|failure|counters|timeout")
 WORLD_SIZE = 4
 
 
 @dataclass(frozen=True)
 class Variant:
-    """One compilation."""
+    """A kernel to compile, with the arguments that affect its code."""
 
     kernel: str
     architecture: str  # a key of LIMITS
     dtype: str = "bfloat16"
-    config: TileConfig | None = None  # of the kernels that multiply
+    config: TileConfig | None = None  # only of the kernels that multiply
     layout: str = "NN"
     bias: bool = False
-    ones: tuple[str, ...] = ()  # arguments that are 1, which Triton makes constants
+    ones: tuple[str, ...] = ()  # arguments that are 1, which Triton turns into constants
     aligned: bool = True  # addresses and sizes are multiples of 16
-    columns: bool = False  # the result of the gather is stored by columns
+    columns: bool = False  # the output of all_gather_matmul is column-major
 
     @property
     def name(self) -> str:
@@ -121,19 +122,19 @@ class Variant:
 
 @dataclass(frozen=True)
 class Found:
-    """What came of it."""
+    """What a compiled variant uses, and its problems."""
 
     registers: int
     shared_bytes: int
     problems: tuple[str, ...]
-    spills: str = ""  # those that are known of this version
+    spills: str = ""  # spills known for this version
 
 
 # --- What is compiled ----------------------------------------------------------------------------
 
 
 def configs_of(architecture: str, dtype: str, **fields: Any) -> list[TileConfig]:
-    """Every tile size that is legal there, without a split K; `fields`: of the Problem."""
+    """Every tile size legal for the architecture, without split K; `fields` are Problem's."""
     problem = Problem(8192, 8192, 8192, dtype, **fields)
     problem = replace(problem, vectors=problem.aligned)
     legal = tile_configs.legal_configs(problem, LIMITS[architecture])
@@ -141,7 +142,7 @@ def configs_of(architecture: str, dtype: str, **fields: Any) -> list[TileConfig]
 
 
 def sample(configs: list[TileConfig]) -> list[TileConfig]:
-    """Every tile size once: with descriptors, or else by pointers; and the first few by both."""
+    """Every tile size once, with descriptors if legal; the first few also with pointers."""
     by_pointer = [config for config in configs if not config.descriptors]
     by_descriptor = [config for config in configs if config.descriptors]
     return [*by_descriptor, *(by_pointer[:4] if by_descriptor else by_pointer)]
@@ -158,7 +159,7 @@ def variants() -> Iterator[Variant]:
 
 
 def amd_variants(architecture: str) -> Iterator[Variant]:
-    """What a Linear's products may use: bfloat16 and float16, with and without a bias."""
+    """The kernels that a Linear may use: bfloat16 and float16, with and without a bias."""
     base = Variant("matmul", architecture, "bfloat16")
     configs = configs_of(architecture, "bfloat16")
     for config in configs:
@@ -174,10 +175,10 @@ def amd_variants(architecture: str) -> Iterator[Variant]:
 
 def fused_variants(base: Variant) -> Iterator[Variant]:
     configs = configs_of(base.architecture, base.dtype, fused=True)
-    every = base.dtype == "bfloat16"  # of the others, what the heuristic takes first
+    every = base.dtype == "bfloat16"  # for other dtypes, only the heuristic's first choice
     for config in sample(configs) if every else configs[:1]:
         yield replace(base, config=config)
-    # K arrives in an operand whose other dimension is contiguous, so not in this layout.
+    # The gathered operand arrives in parts along K, so its other dimension is contiguous.
     layouts = ("TT", "TN") if base.kernel == "inner_gather_matmul" else ("NT",)
     for layout in layouts:
         yield replace(base, config=configs[0], layout=layout)
@@ -193,7 +194,7 @@ def fused_variants(base: Variant) -> Iterator[Variant]:
 def matmul_variants(architecture: str, dtype: str) -> Iterator[Variant]:
     configs = configs_of(architecture, dtype)
     best, base = configs[0], Variant("matmul", architecture, dtype)
-    if dtype == "float16":  # whose code differs from bfloat16's in the instructions' names alone
+    if dtype == "float16":  # its code differs from bfloat16's only in the instructions' names
         yield replace(base, config=best)
         return
     by_pointer = next(config for config in configs if not config.descriptors)
@@ -217,7 +218,7 @@ def matmul_variants(architecture: str, dtype: str) -> Iterator[Variant]:
 
 
 def constants_of(variant: Variant) -> dict[str, Any]:
-    """The values of constexpr parameters, and of those that Triton makes constants."""
+    """The values of constexpr parameters, and of arguments that Triton turns into constants."""
     constants: dict[str, Any] = dict.fromkeys(variant.ones, 1)
     constants |= {
         "HAS_BIAS": variant.bias,
@@ -244,7 +245,7 @@ def constants_of(variant: Variant) -> dict[str, Any]:
 
 
 def type_of(name: str, variant: Variant) -> str:
-    """Of a parameter that is no constant."""
+    """The type of a parameter that is not a constant."""
     dtype, config = SHORT[variant.dtype], variant.config
     if name in ("a", "b") and config and config.descriptors:
         rows, columns = (
@@ -291,14 +292,14 @@ def compile_variant(variant: Variant) -> Any:
 
 
 def cuobjdump(*arguments: str | Path) -> str:
-    """What the tool that comes with triton prints."""
+    """The output of the cuobjdump that comes with triton."""
     program = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
     command = [str(word) for word in (program, *arguments)]
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout
 
 
 def wanted_code(variant: Variant) -> list[tuple[str, str, str]]:
-    """(ptx or sass, pattern, what it is) that the code must have."""
+    """Patterns that the code must match: (kind of code, pattern, description)."""
     if LIMITS[variant.architecture].is_amd:
         return [("amdgcn", r"\bv_mfma_", "matrix instructions")] if variant.config else []
     wanted = []
@@ -330,12 +331,12 @@ def wanted_code(variant: Variant) -> list[tuple[str, str, str]]:
 
 @dataclass(frozen=True)
 class Code:
-    """What was compiled: text by kind (ptx, sass, amdgcn), and what it uses."""
+    """The compiled text by kind (ptx, sass, amdgcn), and the resources that it uses."""
 
     text: dict[str, str]
     registers: int
     spills: str  # empty: none
-    stack_bytes: int = 0  # of NVIDIA's, without local memory
+    stack_bytes: int = 0  # NVIDIA only; without local memory
 
 
 def nvidia_code(compiled: Any) -> Code:
@@ -353,7 +354,7 @@ def nvidia_code(compiled: Any) -> Code:
 
 
 def in_loops(sass: str, pattern: str) -> int | None:
-    """How many instructions of the loops over K match; None if no loop has products."""
+    """The number of matching instructions in the loops over K; None if no loop has products."""
     lines = re.findall(r"^\s+/\*([0-9a-f]{4,})\*/\s+(.*?);", sass, re.MULTILINE)
     code = [(int(address, 16), text) for address, text in lines]
     loops = [
@@ -373,7 +374,7 @@ def in_loops(sass: str, pattern: str) -> int | None:
 
 
 def is_known(code: Code, spills: Spills | None) -> bool:
-    """Whether these spills are no more than the version is known for."""
+    """Whether these spills are within those known for the version."""
     if spills is None or not 0 < code.stack_bytes <= spills.stack_bytes:
         return False
     loads, stores = (in_loops(code.text["sass"], rf"\b{name}\b") for name in ("LDL", "STL"))
@@ -395,7 +396,7 @@ def amd_code(compiled: Any) -> Code:
 
 
 def examine(variant: Variant) -> Found:
-    """Compiles a variant and lists what is wrong with it."""
+    """Compiles a variant and lists its problems."""
     limits = LIMITS[variant.architecture]
     try:
         compiled = compile_variant(variant)
@@ -411,7 +412,7 @@ def examine(variant: Variant) -> Found:
     known = is_known(code, SPILLS_OF.get(VERSION))
     if code.spills and not known:
         problems.append(f"uses {code.spills}: it spills")
-    # Of AMD's 512 the compiler takes what it needs; what it lacks it spills.
+    # AMD has 512; if the compiler needs more, it spills.
     most = 512 if limits.is_amd else MAX_REGISTERS.get(variant.kernel, 255)
     if code.registers > most:
         problems.append(f"uses {code.registers} registers, at most {most} are expected")
@@ -425,7 +426,7 @@ def examine(variant: Variant) -> Found:
 
 
 def too_many_spills(found: list[Found]) -> str:
-    """Says so where more kernels spill than the version is known for."""
+    """A message if more kernels spill than known for the version; otherwise empty."""
     number = sum(bool(one.spills) for one in found)
     known = SPILLS_OF.get(VERSION)
     if known is None or number <= known.kernels:

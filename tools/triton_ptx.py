@@ -4,9 +4,9 @@
     python3 tools/triton_ptx.py FOLDER --all     every kernel that tools/triton_check.py compiles
 
 The kernels are those of tools/triton_check.py for sm_80 and sm_90. FOLDER gets a file for each, and
-cases.txt: a line `case` for each kernel, and behind it a line for each of its facts (its file, the
-threads of a block, the bytes of dynamic shared memory, its constants) and for each of its
-parameters, in their order. docs/gpu_machine.md says what is done with them.
+cases.txt. That has a line `case` for each kernel, followed by a line for each of its facts (file,
+threads per block, bytes of dynamic shared memory, constants) and one for each of its parameters, in
+order. docs/gpu_machine.md says how they are used.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ WARP_SIZE = 32
 
 
 def kind_of(variant: Variant) -> Variant:
-    """The variant without its tile sizes: of each kind, one kernel is written."""
+    """The variant without its tile sizes: one kernel is written for each kind."""
     config = variant.config
     if config is None:
         return variant
@@ -43,7 +43,7 @@ def chosen(*, every: bool) -> list[Variant]:
 
 
 def params_of(name: str, kind: str) -> list[tuple[str, str]]:
-    """What a parameter of the source is in PTX: a tensor descriptor is several."""
+    """The PTX parameters of a parameter in the source; a tensor descriptor has several."""
     if not kind.startswith("tensordesc"):
         return [(name, "pointer" if kind.startswith("*") else kind)]
     num_dims = kind.partition("[")[2].count(",") + 1
@@ -53,7 +53,7 @@ def params_of(name: str, kind: str) -> list[tuple[str, str]]:
 
 
 def lines_of(variant: Variant, compiled: Any, file: str) -> list[str]:
-    """The case's lines; `compiled` is what triton.compile returned."""
+    """The lines of cases.txt for a kernel; `compiled` is the result of triton.compile."""
     metadata = compiled.metadata
     if metadata.global_scratch_size or metadata.profile_scratch_size:
         raise RuntimeError(f"{variant.name} needs scratch memory, which no case has")
@@ -62,7 +62,7 @@ def lines_of(variant: Variant, compiled: Any, file: str) -> list[str]:
     for name in KERNELS[variant.kernel].arg_names:
         if name not in constants:
             params += params_of(name, triton_check.type_of(name, variant))
-    # What Triton adds behind them: pointers to scratch memory, which are null.
+    # Triton appends two pointers to scratch memory, which are null.
     params += [("global_scratch", "pointer"), ("profile_scratch", "pointer")]
     facts = {
         "file": file, "kernel": variant.kernel, "architecture": variant.architecture,

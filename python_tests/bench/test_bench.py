@@ -1,4 +1,4 @@
-"""The benchmarks: what they time is right, and what is wrong gets no time."""
+"""The benchmarks: they time correct results, and report no time for wrong ones."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def build(spec: Spec) -> Case:
 
 
 class Broken:
-    """An op that is made wrong: `spoil` changes its outputs, from the call of that number on."""
+    """A broken op: `spoil` changes its outputs after the first `first` calls."""
 
     def __init__(
         self, op: Callable[[], Outputs], spoil: Callable[[dict[str, Tensor]], None], first: int = 0
@@ -92,7 +92,7 @@ def on_rank_1(spoil: Callable[[dict[str, Tensor]], None]) -> Callable[[dict[str,
 
 
 def time_with_wrong_ones(op: str, dtype: str) -> tuple[list[Row], dict[str, int]]:
-    """The rows of a case with right and wrong algorithms, and how often the wrong were called."""
+    """The rows of a case with right and wrong algorithms, and the calls of the wrong ones."""
     case = build(tiny_spec(op, "x=2", dtype=dtype))
     right = case.algorithms["fused"]
     wrong = {
@@ -192,7 +192,7 @@ SPECS = [
 
 
 def gloo_calls(call: Callable[[], object]) -> Counter[tuple[str, int]]:
-    """Which collectives gloo ran, on how many elements."""
+    """The collectives that gloo ran, with their numbers of elements."""
     with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as profiled:
         call()
     return Counter(
@@ -203,7 +203,7 @@ def gloo_calls(call: Callable[[], object]) -> Counter[tuple[str, int]]:
 
 
 def check_case(spec: Spec) -> list[str]:
-    """What is not as it should be: results, and that what is timed apart is what is in the op."""
+    """Failures of a case: wrong results, or a floor or collective that is not part of the op."""
     case, found = build(spec), []
     for name, call in case.algorithms.items():
         verdict = judge(case.complete(call()), case.expected, Ranks())
@@ -230,7 +230,7 @@ def test_right_results_pass_and_the_parts_are_those_of_the_whole(pool, op: str) 
 
 
 def matmul_sizes(call: Callable[[], object]) -> Counter[tuple[int, ...]]:
-    """Rows, inner size and columns of every torch.mm, whichever op issues it."""
+    """Rows, inner size and columns of every torch.mm, called by any op."""
     with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as profiled:
         call()
     return Counter(
@@ -268,7 +268,7 @@ def test_a_large_product_is_checked_in_part() -> None:
 
 
 def test_a_product_with_a_large_operand_is_checked_in_part() -> None:
-    """However few its rows: every rank of a host would hold the operand, in float64."""
+    """This holds even with few rows, as every rank of a host would hold the operand in float64."""
     terms = 1 << 14
     expected = expected_product(
         lambda rows: torch.ones(len(rows), terms), lambda columns: torch.ones(terms, len(columns)),
@@ -321,7 +321,7 @@ def time_sleeps() -> dict[str, object]:
         "samples": {name: t.samples_us for name, t in timings.items()},
         "calls": {name: t.calls_per_batch for name, t in timings.items()},
         "last": {name: t.last for name, t in timings.items()},
-        "order": order[len(sleeps) :],  # without the batches that found the number of calls
+        "order": order[len(sleeps) :],  # without the batches that determined the number of calls
         "collected": any(collected),
         "collector is back": gc.isenabled(),
     }
@@ -341,7 +341,7 @@ def test_measure(pool) -> None:
     names = list(first["samples"])
     rounds = [[*names[i:], *names[:i]] for i in range(3)]
     visits = [name for order in [*rounds, *(order[::-1] for order in rounds)] for name in order]
-    # Where two rounds meet, the same name may stand twice, which `order` does not show.
+    # The last name of a round may be the first of the next; `order` shows them only once.
     expected = [n for i, n in enumerate(visits) if i == 0 or visits[i - 1] != n]
     assert first["order"] == expected
 

@@ -1,4 +1,4 @@
-"""The benchmarks' command: what it takes, refuses, prints and writes."""
+"""The command `axonn-ext bench`: its arguments, errors, output and files."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_divisibility_is_exactly_what_runs(pool, op: str) -> None:
 
 
 def try_all(specs: list[Spec]) -> list[bool]:
-    """Whether what is asked cannot be run, or runs and is wrong."""
+    """For each spec, whether it cannot run, or runs with wrong results."""
     raised = []
     for spec in specs:
         try:
@@ -179,7 +179,7 @@ def test_command_on_two_grids(tmp_path: Path) -> None:
         assert row["shape"] == {"M": 64, "N": 32, "K": 48}
         assert row["batches"] == 3 and row["threads"] == 1
         assert 0 < row["min_us"] <= row["median_us"]
-        # A batch lasts 50 ms; 2: the median is that of other batches than the last.
+        # A batch lasts 50 ms; half of that, as the median is of other batches than the last.
         assert row["calls_per_batch"] * row["median_us"] > 50e3 / 2
     assert (tmp_path / "a.png").read_bytes().startswith(PNG)
 

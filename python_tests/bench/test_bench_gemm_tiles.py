@@ -1,4 +1,4 @@
-"""`axonn-ext bench gemm --tiles`: what is asked for, the rows, and the summary."""
+"""`axonn-ext bench gemm --tiles`: its choice of tiles, rows and summary."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_tiles_are_timed_in_the_published_layers() -> None:
 
 
 def product(m: int, chosen: str, times_us: dict[str, float]) -> list[TileRow]:
-    """Rows whose modelled times are twice those measured."""
+    """Rows whose modelled times are twice the measured ones."""
     timings = {name: Timing((t - 1, t, t + 3), 1, None) for name, t in times_us.items()}
     return [
         row_of(

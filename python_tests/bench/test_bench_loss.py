@@ -1,4 +1,4 @@
-"""`axonn-ext bench loss`: its rows, its count of memory, what it refuses, and wrong results."""
+"""`axonn-ext bench loss`: its rows, memory measurements and errors, and wrong results."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ ROWS, VOCAB = 24, 4001
 
 
 def rows_of(dtype: str, broken: str = "") -> list[LossRow]:
-    """broken: what "one" or "NaN" does to an element of the gradient in place, if given."""
+    """The rows. broken: "one" or "NaN" corrupts an element of the in-place system's gradient."""
     bind = systems.bind
 
     def broken_bind(system: str, batch: Batch, grid: object) -> object:
@@ -65,10 +65,10 @@ def test_rows(pool, dtype):
         assert row.speedup == rows[0].median_us / row.median_us
         assert row.peak_over_logits == row.peak_bytes / logits
     peaks = {row.system: row.peak_bytes for row in rows}
-    rows_only = 64 * ROWS + 4096  # a few numbers a row, and scalars
+    rows_only = 64 * ROWS + 4096  # a few numbers per row, and scalars
     assert max(peaks[OURS_IN_PLACE], peaks[GOLDFISH]) <= rows_only
     assert logits <= peaks[OURS] <= logits + rows_only
-    # In fp32: log-probabilities and a gradient; of low precision, also the copy.
+    # Log-probabilities and a gradient, in fp32 or fp64; for low precision, also the copy.
     copies = {"fp32": 2 * 4, "fp64": 2 * 8, "bf16": 2 * 4 + 2}[dtype]
     assert peaks[TORCH] >= ROWS * VOCAB * copies
 
@@ -106,7 +106,7 @@ def test_the_error_with_goldfish_is_of_the_labels_that_are_left():
     (gradient,) = torch.autograd.grad(loss, leaf)
     assert worst_error((loss.detach(), gradient), left) < 1e-14
     assert worst_error((loss.detach(), gradient), batch) > 0.1
-    gradient[(~kept).nonzero()[0], 0] = gradient.abs().max() / 100  # of a dropped one
+    gradient[(~kept).nonzero()[0], 0] = gradient.abs().max() / 100  # for a dropped label
     assert worst_error((loss.detach(), gradient), left) == pytest.approx(0.01)
 
 

@@ -1,4 +1,4 @@
-"""`axonn-ext bench ops`: results are checked, ratios are right, rows come one by one."""
+"""`axonn-ext bench ops`: results are checked, ratios are right, rows appear one by one."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_every_way_is_right(grid: Grid, op: str, dtype: str) -> None:
         assert way.problem() == "", name
     for name, way in case.ways.items():
         way.call()
-        # A step more of one optimizer than of the other leaves other weights.
+        # One more step of only one optimizer makes their weights differ.
         assert op == "adamw" or way.problem() == "", f"{name}, after a call"
 
 

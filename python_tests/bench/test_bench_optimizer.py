@@ -1,4 +1,4 @@
-"""`axonn-ext bench optimizer`: its rows, bytes, what it refuses, and systems with other bits."""
+"""`axonn-ext bench optimizer`: its rows, bytes and errors, and systems whose bits differ."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ ELEMENTS, BUCKET = 50_001, 9_000
 def rows_of(
     folder: str, dtype: str, broken: str = "", elements: int = ELEMENTS
 ) -> list[OptimizerRow]:
-    """broken: what "one bit" or "NaN" does to a weight of CPU at the end, if given."""
+    """The rows. broken: "one bit" or "NaN" corrupts a weight of the system CPU at the end."""
     build = systems.build
 
     def broken_build(name: str, case: Case, gradients: list[torch.Tensor]) -> System:
@@ -51,7 +51,7 @@ def rows_of(
 def test_rows(pool, tmp_path, dtype):
     (rows,) = pool(1).run(rows_of, str(tmp_path), dtype)
     width = 4 if dtype == "fp32" else 2
-    state = ELEMENTS + 16 * 64  # runs of a bucket begin at multiples of 64 elements
+    state = ELEMENTS + 16 * 64  # parts of a bucket begin at multiples of 64 elements
     assert [row.system for row in rows] == list(SYSTEMS)
     assert list(tmp_path.iterdir()) == []
     moved = {TORCH: 28, DEVICE: 28, CPU: 2 * width + 24, DISK: 2 * width + 24}
@@ -97,7 +97,7 @@ def test_one_element(pool, tmp_path):
 
 
 def test_torch_updates_what_is_described():
-    """The baseline is AdamW in float64, up to rounding in fp32: with decay of matrices alone."""
+    """The baseline matches AdamW in float64 up to rounding, with weight decay only for matrices."""
     case = Case(5_000, "bf16", "cpu", BUCKET, Path())
     gradients = systems.drawn(case, seed=1)
     system = systems.build(TORCH, case, gradients)
@@ -110,7 +110,7 @@ def test_torch_updates_what_is_described():
         # After one step, the moments without their bias are the gradient and its square.
         want = start.double() * (1 - systems.LR * decay)
         want -= systems.LR * wide / (wide.abs() + systems.EPS)
-        # The weight is rounded to bf16, by half of a unit in the last of its 8 bits.
+        # The weight is rounded to bf16, whose significand has 8 bits.
         assert ((after.double() - want).abs() <= want.abs() * 2**-8 + 1e-6).all()
         assert not torch.equal(after, start)
 

@@ -1,4 +1,4 @@
-"""`axonn-ext bench pipeline`: emulated stages, delays, what follows from times, and the command."""
+"""`axonn-ext bench pipeline`: emulated stages, delays, results from times, and the command."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_a_layer_takes_the_time_it_is_told_and_computes_the_same() -> None:
 
 
 class Clock:
-    """A clock on which each sleep lasts some seconds too long, and nothing else takes time."""
+    """A clock on which each sleep lasts `late` seconds too long, and nothing else takes time."""
 
     def __init__(self, late: float) -> None:
         self.now, self._late = 0.0, late
@@ -86,7 +86,7 @@ def test_what_a_sleep_took_too_long_the_next_one_lacks(monkeypatch: pytest.Monke
     for ends in (1.25, 2.25, 3.25):
         sleeper.sleep(1.0)
         assert clock.now == ends
-    sleeper.sleep(0.5, began=clock.now - 2.0)  # it is over already: 1.75 s late in the end
+    sleeper.sleep(0.5, began=clock.now - 2.0)  # already over: the clock is 1.75 s late
     assert clock.now == 3.5
     sleeper.sleep(3.0)
     assert clock.now == 3.5 + 3.0 - 2.0 + 0.25
@@ -147,7 +147,7 @@ def test_every_schedule_has_right_gradients_and_times(pool) -> None:
 
 
 def build_wrongly(*arguments: Any) -> System:
-    """Right schedules, but those of "gpipe" say gradients that are a little too large."""
+    """Builds correct schedules, except that "gpipe" reports slightly too large gradients."""
     system = build_ours(*arguments)
     if system.spec.name != "gpipe":
         return system
@@ -248,7 +248,7 @@ def test_the_default_plan_is_the_documented_one() -> None:
     assert (plan.stage_ms, plan.delays) == ((20.0, 20.0, 20.0), (0.0, 0.2))
     assert [case.name for case in plan.cases] == list(CASES)
     assert from_json(Plan, to_json(plan)) == plan
-    # What the sizes do not allow is left out unless it is asked for.
+    # Cases that the sizes do not allow are left out unless requested.
     plan = command.make_plan(arguments("--grid", "pipe=4,x=2", "--micro-batches", "6"))
     left = set(CASES) - {"interleaved", "torch-1f1b", "torch-zero_bubble"}
     assert {case.name for case in plan.cases} == left

@@ -1,4 +1,4 @@
-"""The published shapes, torch's symmetric memory as a baseline, and what the summary says."""
+"""The published shapes, torch's symmetric memory as a baseline, and the summary."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_one_command_times_the_three_ops() -> None:
     for op in GEMM_OPS:
         shapes = tuple(spec.shape for spec in plan.specs if spec.op == op)
         assert shapes == parse_shapes(op, ["published:64"])
-    # Its workers are asked for the same.
+    # Its workers get the same plan.
     again, _ = plan_of(*command._worker_arguments(args, plan.grids[0])[1:])
     assert again == plan
 
@@ -128,7 +128,7 @@ def test_the_command_refuses_it_by_name() -> None:
 
 
 def shapes_of_the_baseline() -> list[tuple[tuple[int, ...], torch.dtype]]:
-    """What torch's own shape functions say of the calls, on operands as `gemm_case` has them."""
+    """The results of torch's own shape functions for the calls, with operands as in `gemm_case`."""
     grid = grid_of(GridShape(x=2))
     axis: AxisGroup = grid.axis("x")
     found = []

@@ -1,4 +1,4 @@
-"""`bench ranking`: the comparison of orders, and the grids that are compared."""
+"""`bench ranking`: the comparison of orders, and the grids to compare."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_every_grid_that_is_legal_is_compared(name: str):
 
 
 def test_grids_with_stages_are_compared_if_asked():
-    """Each has as many micro-batches as its ranks can share, up to what is asked for."""
+    """Each has as many micro-batches as its ranks can share, up to the requested number."""
     assert default_models(Pipelines(max_pipe=4)) == ("gpt-deep",)
     assert default_models(Pipelines()) == ("gpt", "gpt-tokens", "llama")
     case, machine = CASES["gpt-deep"], load_machine("host")
@@ -80,7 +80,7 @@ def test_grids_with_stages_are_compared_if_asked():
     assert {c.grid.pipe for c in configs} == {1, 2, 4}
     parts = {c.grid.short(): c.micro_batches for c in configs}
     assert parts["x=8"] == 1 and parts["x=2,pipe=4"] == 16
-    assert parts["data=4,pipe=2"] == 8  # of 4 sequences each, one for each rank of data
+    assert parts["data=4,pipe=2"] == 8  # 4 sequences each, one per rank of data
     for config in configs:
         assert 0 < predict(case, config, machine) < 60
     assert from_json(Launch, to_json(Launch(case, configs, 1))).configs == configs
@@ -119,7 +119,7 @@ def test_mistakes_are_named(arguments: list[str], words: str, capsys: Any):
 
 
 def test_earlier_times_are_compared_with_new_predictions(tmp_path: Path, capsys: Any):
-    """The planner's own times are in its order; other files are refused."""
+    """The planner's own times give its order; other files are refused."""
     case, machine = CASES["gpt"], load_machine("dgx-a100")
     rows = [
         dataclasses.asdict(

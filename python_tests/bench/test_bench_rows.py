@@ -1,4 +1,4 @@
-"""Benchmarks that are cut short keep the rows that they had."""
+"""Interrupted benchmarks keep their rows so far."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_ops_that_are_cut_short(tmp_path: Path, launcher: str) -> None:
 
 
 def has_rows(path: Path) -> bool:
-    """At its start, the command tries whether it could write the file, which is empty then."""
+    """Whether the file has rows; at its start, the command only creates it, empty."""
     return path.exists() and path.stat().st_size > 0
 
 
@@ -97,7 +97,7 @@ def test_a_gpu_benchmark_that_fails_keeps_its_rows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
     module: Any, measure: str, row: Callable[..., Any], arguments: list[str], num_rows: int,
 ) -> None:  # fmt: skip
-    """What needs a GPU is made up; the sixth measurement fails."""
+    """The parts that need a GPU are faked; the sixth measurement fails."""
     pretend_gpus(monkeypatch)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(link_overlap, "describe_machine", lambda **given: {"gpu": "none"})

@@ -1,4 +1,4 @@
-"""`axonn-ext bench train`: systems train alike, what does not gets no time, and the command."""
+"""`axonn-ext bench train`: all systems train alike, or get no time; and the command."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def small_plan(
 
 
 def errors_of_all(plan: Plan) -> dict[str, float]:
-    """The larger error of each system; infinite where it has a problem."""
+    """The larger error of each system; infinite if it has a problem."""
     tried = try_systems(plan, Ranks())
     assert all(each.memory is None for each in tried), "of CPUs it is measured in new processes"
     return {
@@ -87,7 +87,7 @@ def test_every_system_trains_alike(pool, world_size):
     assert plan.problems() == []
     for errors in pool(world_size).run(errors_of_all, plan):
         assert list(errors) == [spec.name for spec in plan.systems]
-        # Far below the limits, which allow for the size of a real run.
+        # Far below the limits, which are meant for runs of realistic size.
         assert max(errors.values()) < 5e-6, errors
 
 
@@ -107,7 +107,7 @@ def test_every_system_trains_alike_in_bf16(pool):
     plan = dataclasses.replace(plan, workload=dataclasses.replace(SMALL, dtype="bf16"))
     assert from_json(Plan, to_json(plan)) == plan
     for errors in pool(4).run(errors_of_all, plan):
-        # A tenth of the limits, but more than fp32 gives, or bf16 would not have been used.
+        # A tenth of the limits, but more than the errors of fp32, to prove that bf16 is used.
         assert max(errors.values()) < 2e-3, errors
         assert min(error for name, error in errors.items() if name != "single") > 1e-5, errors
 
@@ -116,8 +116,8 @@ def test_every_system_trains_alike_in_bf16(pool):
 
 
 def build_wrongly(spec: SystemSpec, plan: Plan, state: State | None) -> System:
-    """Right systems, but `ddp` does not sum its gradients, `tp` lies about its loss a little, and
-    `fsdp2` breaks down."""
+    """Builds correct systems, except that `ddp` does not sum its gradients, `tp` reports a slightly
+    wrong loss, and `fsdp2` fails."""
     right = build_system(spec, plan, state)
     if spec.kind == "ddp":
         assert state is not None

@@ -1,4 +1,4 @@
-"""`bench links`: what is measured, fitted and written, and that the planner reads it."""
+"""`bench links`: its measurements, fits and file, which the planner can read."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_the_fit_gives_no_negative_latency_and_no_endless_bandwidth():
 
 
 def measurements(by_axis: bool) -> dict[str, Any]:
-    """As of links of 1, 2, ... MB/s, one for each group shape, and a latency of 1 ms a step."""
+    """Measurements of links of 1, 2, ... MB/s, one per group shape, with 1 ms latency per step."""
     links = []
     for number, shape in enumerate(group_shapes(4, by_axis=by_axis), 1):
         for kind in shape.kinds:
@@ -113,7 +113,7 @@ def test_the_planner_reads_what_is_written(tmp_path: Path, by_axis: bool):
 
 
 def check_link(machine: Any, grid: GridShape, row: Any) -> None:
-    """A collective takes as long as was measured: rows of an axis are of emulated links."""
+    """Checks that a collective takes the measured time. Rows with an axis are of emulated links."""
     collective = Collective(row.axis, row.kind, 50_000, "activations")
     link = machine.link(grid, row.axis)
     seconds = machine.collective_seconds(collective, link, row.size)
@@ -133,7 +133,7 @@ def measure(plan_json: str) -> Mapping[str, Any]:
 def test_two_ranks_measure_a_machine(pool: Any, tmp_path: Path):
     plan = Plan(2, "cpu", ("fp32",), rounds=1, threads=1, by_axis=False)
     first, second = pool(2).run(measure, plan.to_json())
-    assert first["links"] == second["links"]  # times are the slowest rank's
+    assert first["links"] == second["links"]  # the times of the slowest rank
     assert [(r["inner"], r["size"], r["kind"]) for r in first["links"]] == [
         (1, 2, kind) for kind in (*COLLECTIVES, SEND)
     ]

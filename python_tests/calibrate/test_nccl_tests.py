@@ -1,4 +1,4 @@
-"""`axonn-ext machine`: logs of nccl-tests become links of a machine."""
+"""`axonn-ext machine`: turns logs of nccl-tests into links of a machine."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ def log(
     kind: str, num_ranks: int, *, groups: int = 1, gbps: float = 100.0, latency_us: float = 5.0,
     noise: float = 0.0, seed: int = 0,
 ) -> str:  # fmt: skip
-    """Returns a log of groups of every groups-th rank, with this bandwidth and latency of a step.
+    """Returns a log of groups of every groups-th rank, with this bandwidth, and latency per step.
 
-    Times are written with as many digits as nccl-tests write.
+    The times have as many digits as nccl-tests print.
     """
     chance, size = random.Random(seed), num_ranks // groups
     ranks = [
@@ -73,7 +73,7 @@ def test_bandwidth_and_latency_are_those_of_the_log(
     text = log(kind, num_ranks, groups=groups, gbps=43.5, latency_us=7.5)
     row, total = read_log(written(tmp_path, text), kind)
     assert (row.inner, row.size, total) == (groups, num_ranks // groups, num_ranks)
-    # Times have four or more digits, and the smallest message has at least 7.5 us of three.
+    # Times have four or more digits; only the smallest message's, at least 7.5 us, may have three.
     assert row.line.bytes_per_s == pytest.approx(43.5e9, rel=1e-3)
     assert row.latency_s == pytest.approx(7.5e-6, rel=0.01)
 
@@ -121,7 +121,7 @@ def test_a_log_of_another_collective_is_noticed(tmp_path: Path) -> None:
 
 
 def test_a_machine_with_measured_links(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """On frontier, whose file has measured rows in its first level, and comments throughout."""
+    """Uses frontier, whose file has measured rows in its first level, and comments throughout."""
     inside = written(tmp_path, log("all_gather", 8, gbps=120.0), "inside.log")
     across = written(tmp_path, log("all_gather", 64, groups=8, gbps=9.0), "across.log")
     out = tmp_path / "lab.toml"
@@ -138,7 +138,7 @@ def test_a_machine_with_measured_links(tmp_path: Path, capsys: pytest.CaptureFix
     spread = machine.link(GridShape(x=8, data=8), "data").by_kind
     assert spread is not None
     assert spread["all_gather"].bytes_per_s == pytest.approx(9e9, rel=1e-3)
-    # Rows of other groups, all other numbers and comments stay.
+    # Rows of other groups, and all other numbers and comments, stay.
     kept = {(r.inner, r.size) for r in own.links.levels[0].measured} - {(1, 8)}
     assert kept < {(r.inner, r.size) for r in machine.links.levels[0].measured}
     assert machine.peak_flops == own.peak_flops and machine.products == own.products

@@ -1,4 +1,4 @@
-"""Checkpoints that are written on one grid and read on another."""
+"""Checkpoints written on one grid and read on another."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from axonn_ext import GridShape
 from checkpoint_cases import Setup, load_and_go_on, train_and_save
 from model_cases import GPT2
 
-# Sums over ranks are made in another order on another grid, in fp32: some 1e-7 a sum, which five
-# steps of AdamW with a large learning rate raise. A wrong tensor changes a loss by more than 1e-2.
+# Another grid sums over ranks in another order. In fp32, that is an error of about 1e-7 per sum,
+# which five steps of AdamW with a large learning rate amplify. A wrong tensor changes a loss by
+# more than 1e-2.
 LOSSES = 2e-4
 SETUPS = [
     Setup(GridShape(2)),

@@ -1,4 +1,4 @@
-"""How ranks agree about a checkpoint: the store's work for each, and ranks that do not come."""
+"""How ranks agree on a checkpoint: each rank's work in the store, and missing ranks."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from limits import HANG_SECONDS
 
 
 class Counting:
-    """A rank's store, which counts what the rank asks and the bytes that it sends and gets."""
+    """A rank's store, which counts the rank's calls, and the bytes sent and received."""
 
     def __init__(self, store: Store) -> None:
         self.store, self.count, self.num_bytes = store, 0, 0
@@ -31,7 +31,7 @@ class Counting:
     def __getattr__(self, name: str) -> Callable[..., object]:
         def ask(*arguments: object) -> object:
             found = getattr(self.store, name)(*arguments)
-            self.count += name != "check" or bool(found)  # the others are polls while it waits
+            self.count += name != "check" or bool(found)  # failed checks are only polls
             self.num_bytes += sum(len(a) for a in (*arguments, found) if isinstance(a, bytes))
             return found
 
@@ -42,7 +42,7 @@ def together(
     size: int, act: Callable[[Ranks], object], store: Store | None = None, *,
     absent: tuple[int, ...] = (),
 ) -> tuple[dict[int, object], dict[int, Counting]]:  # fmt: skip
-    """What each rank's call returns, or the text of its CheckpointError; and the ranks' stores."""
+    """Each rank's result, or the text of its CheckpointError; and the ranks' stores."""
     shared = store or HashStore()
     stores = {rank: Counting(shared) for rank in range(size) if rank not in absent}
     answers: dict[int, object] = {}
@@ -72,7 +72,7 @@ def rounds(count: int) -> Callable[[Ranks], object]:
 
 def test_the_work_of_a_rank_does_not_grow_with_their_number() -> None:
     most = []
-    for size in (17, 128, 512):  # from 17 on, there is one that has a parent and 8 children
+    for size in (17, 128, 512):  # from 17 ranks on, one has a parent and 8 children
         answers, stores = together(size, rounds(3))
         assert set(answers.values()) == {size}
         most.append(max(each.count for each in stores.values()))
@@ -114,14 +114,14 @@ def test_ranks_that_do_not_come_are_named(monkeypatch, absent) -> None:
     monkeypatch.setenv("AXONN_TIMEOUT_SECONDS", "2")
     answers, _ = together(120, rounds(1), absent=absent)
     assert len(answers) == 120 - len(absent)
-    # Rank 12 misses rank 100, and tells rank 1, which is not there either.
+    # For (1, 100), rank 12 misses rank 100 and reports it to rank 1, which is missing, too.
     (text,) = set(answers.values())
     assert text == f"no word of rank {absent[0]} for 2 s (AXONN_TIMEOUT_SECONDS)"
 
 
 @pytest.mark.parametrize("late", [0, 1, 11])
 def test_a_rank_that_comes_late_is_in_step_at_the_next_save(monkeypatch, late) -> None:
-    """Its messages of the save that the others gave up are never merged with those of the next."""
+    """Its messages for the save that the others gave up never mix with those for the next save."""
     monkeypatch.setenv("AXONN_TIMEOUT_SECONDS", "2")
     gave_up = threading.Semaphore(0)
 
@@ -169,7 +169,7 @@ def test_a_tensor_that_stages_hold_in_other_ways_is_refused() -> None:
 
 
 def test_ranks_that_read_different_checkpoints_are_refused(tmp_path) -> None:
-    """As where one is replaced while it is read, or where hosts do not share the folder."""
+    """This happens if a checkpoint is replaced while it is read, or if hosts share no folder."""
     for name in ("0", "1"):
         checkpoint.save(tmp_path / name, model=nn.Linear(2, 2))
 

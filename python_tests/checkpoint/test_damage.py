@@ -1,4 +1,4 @@
-"""Checkpoints whose files are damaged, cut short, missing, or made to do harm."""
+"""Checkpoints whose files are damaged, truncated, missing, or malicious."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def good(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def old(good: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The same, as earlier versions wrote it."""
+    """The same checkpoint in the format of earlier versions."""
     folder = tmp_path_factory.mktemp("old") / "step-00000001"
     shutil.copytree(good, folder)
     as_format_2(folder)
@@ -112,7 +112,7 @@ def test_a_file_that_is_missing_is_named(good, tmp_path) -> None:
 
 
 class Harm:
-    """Makes a file when it is unpickled."""
+    """Creates a file when unpickled."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -127,10 +127,10 @@ def test_nothing_that_is_loaded_runs_code(good, tmp_path, name) -> None:
     shutil.copytree(good, folder)
     content = pickle.dumps(Harm(harmed))
     (folder / name).write_bytes(content)
-    if name == FILE:  # with an index that vouches for it
+    if name == FILE:  # give it a matching index
         tamper(folder, lambda body: body.update(
             num_bytes=len(content), checksums=[zlib.crc32(content)]), INDEX)  # fmt: skip
-    if name == ".metadata":  # torch's own storage would unpickle it
+    if name == ".metadata":  # torch's own format, which torch would unpickle
         load(folder)
     else:
         with pytest.raises(CheckpointError):
@@ -254,7 +254,7 @@ def test_an_index_that_makes_no_sense_is_refused(good, tmp_path, change) -> None
 
 
 def test_a_file_in_the_place_of_another_is_noticed(tmp_path) -> None:
-    """Be it that of another rank, or of the same rank in another checkpoint."""
+    """It may be the file of another rank, or of the same rank in another checkpoint."""
     model, _ = make_model()
     for name in ("one", "two"):
         checkpoint.save(tmp_path / name, model=model)
@@ -294,7 +294,7 @@ def test_a_manifest_that_names_far_more_files_than_there_are_is_refused_at_once(
 
     def change(body: dict) -> None:
         body.update(num_files=MOST_RANKS)
-        del body["tensors"]["rng.cpu"]  # which has a row for each rank
+        del body["tensors"]["rng.cpu"]  # it has a row for each rank
         for tensor in body["tensors"].values():
             tensor.update(grid=[MOST_RANKS, 1, 1, 1, 1])
 
@@ -332,7 +332,7 @@ CHANGED = {
 
 @pytest.mark.parametrize(("change", "message"), CHANGED.values(), ids=CHANGED)
 def test_the_state_of_another_optimizer_is_refused(tmp_path, change, message) -> None:
-    """And not begun anew: zeros for moments would change what is trained, without a word."""
+    """Starting with zero moments instead would silently change the training."""
 
     def make() -> tuple[nn.Module, AdamW]:
         model, _ = make_model()

@@ -1,4 +1,4 @@
-"""Jobs that torchrun starts again: with the ranks that are left, from the last checkpoint."""
+"""Jobs that torchrun restarts with the remaining ranks, from the last checkpoint."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def listens(port: int) -> bool:
 
 
 class Host:
-    """A torchrun with ranks of its own, as on a host of its own."""
+    """A torchrun with its ranks, which acts as a separate host."""
 
     def __init__(self, folder: Path, *, hosts: str, ranks: int, port: int, number: int) -> None:
         self.output = folder.with_name(f"host-{number}.log")
@@ -52,7 +52,7 @@ class Host:
             )  # fmt: skip
 
     def kill(self) -> None:
-        """Ends torchrun and its ranks at once, as when the host loses its power."""
+        """Kills torchrun and its ranks at once, like a power failure of the host."""
         for pid in (*self.ranks(), self.process.pid):
             os.kill(pid, signal.SIGKILL)
         self.process.wait()
@@ -66,7 +66,7 @@ class Host:
 
 
 def check(hosts: list[Host], folder: Path, kill) -> str:
-    """Waits for checkpoints, does harm, and waits for the end; returns what was printed then."""
+    """Waits for checkpoints, calls `kill`, and waits for the end; returns the output after that."""
     checkpoints = CheckpointFolder(folder / "checkpoints")
     try:
         wait_until(lambda: len(checkpoints.steps()) >= 2, "two checkpoints")
@@ -94,7 +94,7 @@ def test_a_restart_on_as_many_ranks_goes_on(tmp_path) -> None:
 def test_eight_ranks_go_on_as_four(tmp_path) -> None:
     folder, port = tmp_path / "run", free_port()
     hosts = [Host(folder, hosts="2:4", ranks=2, port=port, number=0)]
-    # The first torchrun that listens has the rendezvous: it must be one that is not killed.
+    # The first torchrun that listens hosts the rendezvous, so it must be one that is not killed.
     wait_until(lambda: listens(port), "the rendezvous")
     hosts += [Host(folder, hosts="2:4", ranks=2, port=port, number=i) for i in range(1, 4)]
     text = check(hosts, folder, lambda: [host.kill() for host in hosts[2:]])

@@ -1,4 +1,4 @@
-"""Jobs that are killed while they train and save, and that go on."""
+"""Jobs that are killed while they train and save, and then resume."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def check_kills(tmp_path: Path, *, kills: int, full: set[int]) -> None:
     for attempt in range(kills):
         before = losses(folder)
         saved = checkpoints.latest()
-        # Where the disk is full, the job lives long enough to try to save, and to say so.
+        # With a full disk, the job runs long enough to try a save, and to report the error.
         done, output = run_until_killed(
             folder, options(1_000_000), draw, disk_full=attempt in full,
             steps=2 * INTERVAL + 1 if attempt in full else 1,
@@ -52,7 +52,7 @@ def check_kills(tmp_path: Path, *, kills: int, full: set[int]) -> None:
             assert resumed, output
             first = int(resumed[1].replace(",", ""))
             assert saved.name == f"step-{first:08d}"
-            # At most the steps of an interval are lost, and those since a save that was under way.
+            # At most the steps of one interval and those during an unfinished save are lost.
             assert attempt - 1 in full or max(before) - first < 2 * INTERVAL
         for step in checkpoints.steps():
             path = checkpoints.path(step)

@@ -1,4 +1,4 @@
-"""Who writes which block: synthetic plans of thousands of ranks, which nobody is asked about."""
+"""Which rank writes which block: synthetic plans of thousands of ranks, without communication."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ KINDS = {
 
 
 def plan(shape: GridShape, *, layers: int = 1) -> dict[str, Layout]:
-    """A table that both ends hold, and on each stage Linears, norms, and ZeRO's parts of them."""
+    """A table that both end stages hold, and on each stage Linears, norms, and ZeRO's parts."""
     grid = grid_of(shape)
     ends = {"pipe": (0, shape.pipe - 1)} if shape.pipe > 1 else {}
     found = {
@@ -63,7 +63,7 @@ def plan(shape: GridShape, *, layers: int = 1) -> dict[str, Layout]:
 
 @pytest.mark.long
 def test_2048_ranks_write_each_element_once() -> None:
-    """Each rank finds out by itself: all that it has is a layout and its rank."""
+    """Each rank decides by itself, only from a layout and its rank."""
     shape = GridShape(x=8, y=2, z=4, data=8, pipe=4)
     for name, layout in plan(shape).items():
         count = np.zeros(layout.shape, np.int32)
@@ -146,7 +146,7 @@ def note_opened(event: str, arguments: tuple) -> None:
 
 
 def write_synthetic(folder: Path, *, ranks: int, tensors: int) -> None:
-    """A checkpoint of ranks * tensors blocks of a row each."""
+    """Writes a checkpoint of ranks * tensors blocks, each with one row."""
     folder.mkdir()
     names = [f"model.{number}" for number in range(tensors)]
     layout = Layout((ranks, 1, 1, 1, 1), (ranks, 2), (("data",), ()))
@@ -160,7 +160,7 @@ def write_synthetic(folder: Path, *, ranks: int, tensors: int) -> None:
 
 
 def parsed_bytes(folder: Path, *, first: int, ranks: int) -> tuple[int, int]:
-    """Reads the blocks of some ranks; returns the bytes of indexes that were opened, and theirs."""
+    """Reads the blocks of some ranks; returns the bytes of the opened indexes, and of their own."""
     manifest = read_manifest(folder)
     targets = {
         name: Shard(tensor.layout, {(first, 0): torch.zeros(ranks, 2)}, torch.float32)
@@ -190,7 +190,7 @@ def test_of_200000_blocks_a_rank_parses_what_says_where_its_own_are(tmp_path) ->
 
 
 def staged_bytes(shape: GridShape) -> tuple[int, int]:
-    """What this rank copies, and what it holds."""
+    """The bytes that this rank copies, and those that it holds."""
     model = models.build(LLAMA, grid_here(shape), seed=0)
     optimizer = AdamW(model.parameters(), lr=1e-3)
     snapshot = Staging().take(model=model, optimizer=optimizer, extra=None)

@@ -1,4 +1,4 @@
-"""Links in the folder of a run, which anybody may have put there: nothing goes through them."""
+"""Links in the folder of a run, which anybody may have put there, are never followed."""
 
 from __future__ import annotations
 

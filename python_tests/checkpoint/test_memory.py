@@ -1,4 +1,4 @@
-"""What loading costs in memory."""
+"""The memory that loading needs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from axonn_ext.optim import AdamW
 from grids import grid_of
 from memory import MIB, anonymous_bytes
 
-# 1 GB with AdamW's moments: 12 bytes a parameter.
+# 1 GB with AdamW's moments: 12 bytes per parameter.
 LARGE = ModelConfig(
     family="llama", vocab_size=32768, hidden_size=768, num_layers=8, num_heads=16,
     sequence_length=128, tie_embeddings=True,

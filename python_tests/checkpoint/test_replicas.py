@@ -1,4 +1,4 @@
-"""Blocks that several ranks hold are read by one of them, and come to the others from there."""
+"""One rank reads the blocks that several ranks hold, and sends them to the others."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ SIZE, LAYERS, EXTENT = 128, 4, 1024
 
 @dataclasses.dataclass(frozen=True)
 class Setup:
-    """shape: None is a model that each rank has whole."""
+    """shape: the grid; None: each rank has the whole model."""
 
     shape: GridShape | None
     dtype: torch.dtype = torch.float32
@@ -41,7 +41,7 @@ class Setup:
 
 
 class Counted(MappedFile):
-    """Counts the bytes that are read, all of which are checked."""
+    """Counts the bytes that are read, which are the bytes whose checksums are verified."""
 
     num_bytes = 0
 
@@ -53,7 +53,7 @@ class Counted(MappedFile):
 
 @contextmanager
 def counted() -> Iterator[None]:
-    """Reads are counted, and extents are small, so that small tensors have several."""
+    """Counts reads, and makes extents small, so that small tensors have several."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(files, "EXTENT_BYTES", EXTENT)
         for module in (manifest, reading):
@@ -63,7 +63,7 @@ def counted() -> Iterator[None]:
 
 
 def make(setup: Setup, seed: int) -> tuple[nn.Module, Any]:
-    """A model and an optimizer with random values, which are those of the seed on any grid."""
+    """A model and an optimizer with random values, which depend only on the seed, not the grid."""
     generator = torch.Generator().manual_seed(seed)
     if setup.shape is None:
         model: nn.Module = nn.Sequential(*(nn.Linear(SIZE, SIZE) for _ in range(LAYERS)))
@@ -85,7 +85,7 @@ def make(setup: Setup, seed: int) -> tuple[nn.Module, Any]:
         optimizer: Any = AdamW(model, lr=1e-2, zero=setup.zero)
     else:
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    if not setup.zero:  # so that moments are not zero
+    if not setup.zero:  # make the moments nonzero
         optimizer.step()
     return model, optimizer
 
@@ -101,9 +101,9 @@ def own_state(model: nn.Module, optimizer: Any) -> dict[str, Tensor]:
 
 
 def save_and_load(written: Setup, read: Setup, folder: Path) -> tuple[int, bool]:
-    """Returns the bytes that this rank has read, and whether it has the same again.
+    """Returns the bytes that this rank read, and whether it gets its original state back.
 
-    After a load on another grid, what is saved there is loaded into the first model.
+    After a load on another grid, the state is saved there, and loaded into the first model.
     """
     with counted():
         model, optimizer = make(written, 0)
@@ -140,7 +140,7 @@ SAME = [
 def test_ranks_read_a_checkpoint_once_in_all(pool, tmp_path, setup) -> None:
     num_bytes, same = zip(*pool(4).run(save_and_load, setup, setup, tmp_path / "one"), strict=True)
     assert all(same)
-    for rank, own in enumerate(num_bytes):  # of its own file all but the header
+    for rank, own in enumerate(num_bytes):  # its own file without the header
         content = (tmp_path / "one" / file_name(rank)).read_bytes()
         header = 8 + int.from_bytes(content[:8], "little")
         assert own == len(content) - header // EXTENT * EXTENT
@@ -160,7 +160,7 @@ def test_another_grid_reads_it_about_once(pool, tmp_path, written, read) -> None
     assert all(same)
     with counted():
         stored = read_manifest(tmp_path / "one")
-    # Where a block begins or ends, other ranks may read the rest of the extent.
+    # Extents at the ends of a block may be read by several ranks.
     ends = 2 * sum(tensor.layout.num_blocks for tensor in stored.tensors.values())
     assert sum(num_bytes) < stored.num_bytes + ends * EXTENT < 2 * stored.num_bytes
     assert max(num_bytes) < 0.5 * stored.num_bytes
@@ -170,7 +170,7 @@ def test_another_grid_reads_it_about_once(pool, tmp_path, written, read) -> None
 
 
 def load_in_turn(folder: Path, damage: Callable[[Path], object]) -> list[str]:
-    """What is said of a file that one rank needs, of ranks that differ, and of a whole one."""
+    """Loads with a damaged file that one rank reads, with differing ranks, and without error."""
     setup, rank, said = Setup(GridShape(data=4)), dist.get_rank(), []
     model, optimizer = make(setup, 0)
     for name in ("bad", "good"):

@@ -1,4 +1,4 @@
-"""Runs of a tensor's elements as blocks, held to numpy."""
+"""Runs of a tensor's elements as blocks, compared with numpy."""
 
 from __future__ import annotations
 

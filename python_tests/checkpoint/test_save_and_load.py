@@ -1,4 +1,4 @@
-"""What is saved of models and optimizers of any kind, and what cannot be."""
+"""Saving and loading any kind of model and optimizer, and states that cannot be saved."""
 
 from __future__ import annotations
 
@@ -66,12 +66,12 @@ def test_any_model_goes_on_as_if_nothing_had_happened(tmp_path, make) -> None:
     other_optimizer = make(other.parameters())
     steps(other, other_optimizer, 1)
     assert checkpoint.load(tmp_path / "one", model=other, optimizer=other_optimizer) == extra
-    assert steps(other, other_optimizer, 3) == want  # the random numbers of dropout, too
+    assert steps(other, other_optimizer, 3) == want  # including the random numbers of dropout
     assert all(torch.equal(a, b) for a, b in zip(model.buffers(), other.buffers(), strict=True))
 
 
 def test_a_name_is_on_the_disk_when_a_save_returns(tmp_path, monkeypatch) -> None:
-    """The folder's name is given once all files are, and is then brought to the disk itself."""
+    """The folder is renamed after all files are on the disk, and then its name is synced, too."""
     calls: list[str] = []
     rename, fsync = os.rename, os.fsync
 
@@ -93,7 +93,7 @@ def test_a_name_is_on_the_disk_when_a_save_returns(tmp_path, monkeypatch) -> Non
 
 
 def numbers_after_a_load(folder: Path) -> tuple[list[float], list[float]]:
-    """What a rank draws after it has saved, and what it draws once it has loaded that."""
+    """The numbers that a rank draws after saving, and those that it draws after loading."""
     model = small()
     torch.manual_seed(100 + dist.get_rank())
     checkpoint.save(folder, model=model)
@@ -229,7 +229,7 @@ def test_what_a_run_left_that_was_resumed_further_back_is_not_taken_for_newer(tm
 
 
 def test_a_replacement_that_was_interrupted_leaves_the_old_checkpoint(tmp_path) -> None:
-    """As a job leaves it that is killed after it took the old one's name, before the new has it."""
+    """A job may be killed after it has renamed the old folder, and before it names the new one."""
     model = small()
     with torch.no_grad():
         saver = Saver(tmp_path / "run" / "checkpoints", background=False)
@@ -306,7 +306,7 @@ def test_an_error_of_one_rank_is_raised_on_all(pool, tmp_path) -> None:
 
 
 def save_behind_where_rank_1_cannot(folder: Path) -> list[str]:
-    """A save that one rank cannot make, and one that all can."""
+    """A background save that fails on one rank, and one that succeeds."""
     grid = grid_of(GridShape(2))
     model = nn.ModuleDict({"linear": Linear(8, 8, role="expand", grid=grid)})
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -330,7 +330,7 @@ def test_a_save_that_one_rank_cannot_make_leaves_all_in_step(pool, tmp_path) -> 
 
 
 def save_to_a_folder_of_its_own(folder: Path) -> str:
-    """As where each host has a file system of its own."""
+    """Saves as if each host had its own file system; returns the error."""
     try:
         checkpoint.save(folder / str(torch.distributed.get_rank()), model=small())
     except CheckpointError as error:
@@ -371,7 +371,7 @@ def test_damage_that_one_rank_sees_is_raised_on_all(pool, tmp_path) -> None:
 
 
 def save_what_differs(folder: Path) -> list[str]:
-    """Models that differ: in a name, in a shape, and on one rank of a stage of a pipeline."""
+    """Saves models that differ: in a name, in a shape, and on one rank of a pipeline stage."""
     rank, errors = torch.distributed.get_rank(), []
     grid = grid_of(GridShape(pipe=2, x=2))
     pairs: list[tuple[nn.Module, nn.Module]] = [

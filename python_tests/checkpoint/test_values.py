@@ -1,4 +1,4 @@
-"""What users add to a checkpoint comes back type for type, or is refused with its place."""
+"""Users' values in a checkpoint keep their types, or are refused with their place."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def assert_same(found: object, want: object) -> None:
     assert type(found) is type(want), (found, want)
     if isinstance(want, dict):
         assert len(found) == len(want)
-        for pair, other in zip(found.items(), want.items(), strict=True):  # in order, too
+        for pair, other in zip(found.items(), want.items(), strict=True):  # also in order
             assert_same(list(pair), list(other))
     elif isinstance(want, list | tuple):
         assert len(found) == len(want)
@@ -57,7 +57,7 @@ def assert_same(found: object, want: object) -> None:
         assert found.dtype == want.dtype and found.shape == want.shape
         assert (found == want).all()
     elif isinstance(want, float):
-        assert np.float64(found).tobytes() == np.float64(want).tobytes()  # -0.0 and nan, too
+        assert np.float64(found).tobytes() == np.float64(want).tobytes()  # also for -0.0 and nan
     else:
         assert found == want
 

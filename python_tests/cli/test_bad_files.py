@@ -1,4 +1,4 @@
-"""Files, numbers and variables that cannot be: one line that names them, before any work."""
+"""Invalid files, numbers and variables are named in one line, before any work starts."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ Capture = pytest.CaptureFixture[str]
 PLAN = ("plan", "--model", "gpt2-small", "--machine", "dgx-a100", "--gpus", "8",
         "--global-batch", "64")  # fmt: skip
 RANKING = ("bench", "ranking", "--machine", "host", "--nproc", "4")
-LONGEST = 2000  # characters of a message
+LONGEST = 2000  # maximum characters of a message
 
 
 def refusal(arguments: list[str], capsys: Capture) -> str:
-    """What is said of a mistake: in a line or a few, with status 2, and nothing else is printed."""
+    """The error message: a few lines at most, with status 2 and no other output."""
     status = main(arguments)
     printed = capsys.readouterr()
     assert status == 2, (arguments, printed.err)
@@ -39,7 +39,7 @@ def refusal(arguments: list[str], capsys: Capture) -> str:
 
 @pytest.fixture
 def inputs(tmp_path: Path) -> dict[str, str]:
-    """Files that no command can use, by what is wrong with them."""
+    """Files that no command can use, by their defect."""
     contents = {
         "binary": bytes(range(256)),
         "5000 digits": b"[train]\nsteps = " + b"1" * 5000,
@@ -75,10 +75,10 @@ def test_inputs_that_cannot_be_read(
 ) -> None:
     for what, name in inputs.items():
         if what == "endless" and option not in ("--config", "--machine", "--times"):
-            continue  # a model is no such file: its name ends in .toml
+            continue  # the other options take models, which are not .toml files
         error = refusal([*command, name], capsys)
         assert option in error, what
-        if what not in ("5000 characters", "not UTF-8"):  # which are shown in another way
+        if what not in ("5000 characters", "not UTF-8"):  # these are shown in another form
             assert name in error, what
 
 
@@ -135,7 +135,7 @@ def test_metrics_that_are_none(tmp_path: Path, capsys: Capture) -> None:
 
 
 def test_outputs_that_cannot_be_written(tmp_path: Path, capsys: Capture) -> None:
-    """Each is refused before any work: nothing is printed, and nothing is left."""
+    """Each is refused before any work, without output or leftover files."""
     (tmp_path / "folder.json").mkdir()
     names = {
         "/proc/x": "cannot write /proc/x",
@@ -183,7 +183,7 @@ def test_a_file_that_exists_is_kept_until_it_is_written(tmp_path: Path) -> None:
 
 
 def test_a_disk_that_is_full_meanwhile(tmp_path: Path, capsys: Capture) -> None:
-    """/dev/full can be opened, and takes nothing: one line, and status 1, for work was done."""
+    """/dev/full can be opened but not written: one line, and status 1 as work was done."""
     full = tmp_path / "full.png"
     full.symlink_to("/dev/full")
     for option in ("--json", "--write-config", "--plot"):
@@ -304,7 +304,7 @@ def test_variables_that_cannot_be(
 def test_an_unknown_variable_is_named_with_the_nearest() -> None:
     with pytest.raises(settings.SettingsError, match=r"did you mean AXONN_TIMEOUT_SECONDS\?"):
         settings.load({"AXONN_TIMEOUT_SECOND": "5"})
-    # The build's, and another program's.
+    # Variables of the build, and of another program.
     of_the_build = {"AXONN_CUDA": "0", "AXONN_CUDA_REASON": "no GPU", "AXONN_DEBUG_INFO": "1"}
     settings.load(of_the_build | {"AXONNE": "2"})
 
@@ -312,7 +312,7 @@ def test_an_unknown_variable_is_named_with_the_nearest() -> None:
 def test_doctor_reports_a_bad_variable(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
-    monkeypatch.setenv("AXONN_TIMEOUT_SECONDS", "[/soon]")  # rich would take it for markup
+    monkeypatch.setenv("AXONN_TIMEOUT_SECONDS", "[/soon]")  # rich would read it as markup
     path = tmp_path / "doctor.json"
     assert main(["doctor", "--json", str(path)]) == 1
     assert "[/soon]" in capsys.readouterr().out

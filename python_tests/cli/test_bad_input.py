@@ -1,4 +1,4 @@
-"""A user's mistakes and a lost process: what is said, and what is left behind."""
+"""A user's mistakes and a lost process: the messages, and no leftovers."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ USER_ERROR = 2
 
 
 def assert_refused(arguments: list[str], *expected: str) -> None:
-    """The command names what is wrong, without a traceback and with status 2."""
+    """Checks that the command names the mistake, without a traceback and with status 2."""
     done = run([*AXONN, *arguments])
     assert done.status == USER_ERROR, done.output
     assert all(line.startswith(("error: ", "  ")) for line in done.output.splitlines())
@@ -112,7 +112,7 @@ sys.exit(main())
 
 
 def test_under_torchrun_every_rank_speaks_before_the_end(tmp_path: Path) -> None:
-    """Also those that start a second or two after the first has found the mistake."""
+    """This includes ranks that start a second or two after the first has found the mistake."""
     script = tmp_path / "straggler.py"
     script.write_text(STRAGGLER)
     arguments = ["train", "--grid", "x=2,y=2", "--out", str(tmp_path / "run"), *small()]
@@ -122,7 +122,7 @@ def test_under_torchrun_every_rank_speaks_before_the_end(tmp_path: Path) -> None
         line = f"[rank {rank}] error: grid x=2,y=2,z=1,data=1,pipe=1 needs 4 processes"
         assert done.output.count(line) == 1
     assert "exitcode  : 2" in done.output
-    assert "[rank 0] Traceback" not in done.output  # torchrun shows one of its own
+    assert "[rank 0] Traceback" not in done.output  # torchrun shows its own
     assert not (tmp_path / "run").exists()
 
 
@@ -180,20 +180,22 @@ def test_ended_launcher_takes_its_processes_along(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("limit", [4, 8])
 def test_a_limit_on_processes_is_named(limit: int) -> None:
-    """At the start of ranks, or in numpy. Higher limits end threads of torch, some by SIGABRT."""
-    with tempfile.TemporaryDirectory() as folder:  # in a folder that others may enter
+    """It fails at the start of ranks or in numpy. With higher limits, threads of torch fail, some
+    with SIGABRT.
+    """
+    with tempfile.TemporaryDirectory() as folder:  # accessible to other users
         job = [*AXONN, "train", "--grid", "x=2", "--out", f"{folder}/run", *small()]
         limited = ["bash", "-c", f'ulimit -u {limit}; exec "$@"', "bash", *job]
         if os.getuid() == 0:
             os.chown(folder, _NOBODY, _NOBODY)
             limited = [*_AS_NOBODY, *limited]
         done = run(limited)
-    if done.status:  # how many threads libraries start depends on the machine
+    if done.status:  # the number of threads that libraries start depends on the machine
         assert "Traceback" not in done.output
         assert f"cannot start another process or thread (ulimit -u is {limit}, " in done.output
 
 
-# Root heeds no such limit. The user may read what is root's, for the Python that root installed.
+# The limit does not apply to root. The other user may read root's files, such as its Python.
 _RIGHT = "dac_override"
 _NOBODY = 65534
 _AS_NOBODY = (

@@ -38,7 +38,7 @@ def bare(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def model(bare: Path, tmp_path: Path) -> Path:
-    """The model with a tokenizer like that of Llama 3, which puts a token behind each text."""
+    """The model with a tokenizer like Llama 3's that also puts a token after each text."""
     shutil.copytree(bare, tmp_path / "model")
     return write_tokenizer(tmp_path / "model", "llama-3", back="<|end_of_text|>")
 
@@ -149,7 +149,7 @@ def test_one_example_is_enough_and_unusable_ones_can_end_the_run(model, tmp_path
 def test_a_resumed_run_tells_templates_the_day_on_which_it_began(
     model, tmp_path, capsys, monkeypatch
 ) -> None:
-    """Without that, a chat becomes other ids on another day."""
+    """Otherwise a chat would get different token ids on another day."""
     monkeypatch.setattr("axonn_ext.train.run_folder.datetime", SomeDay)
     template = "{{ strftime_now('%d %b %Y') }}{{ messages[-1].content }}"
     (model / "chat_template.jinja").write_text(
@@ -185,7 +185,7 @@ class SomeDay(datetime):
 
 
 def test_the_folder_with_which_a_run_began_is_gone(model, tmp_path, capsys, monkeypatch) -> None:
-    monkeypatch.chdir(tmp_path)  # the path of the model holds in other folders, too
+    monkeypatch.chdir(tmp_path)  # the saved path of the model must not depend on the current folder
     data = write_lines(tmp_path / "a.jsonl", CHATS[0])
     assert finetune(Path("model"), data, tmp_path / "run") == 0
     monkeypatch.chdir("/")

@@ -97,7 +97,7 @@ def test_export_is_the_model_that_was_trained(trained, tmp_path, capsys) -> None
 
 @pytest.mark.parametrize("lora", [(), ("--lora", "4"), ("--lora", "4", "--lora.start", "adapter")])
 def test_export_of_a_fine_tuned_model(tmp_path, capsys, lora) -> None:
-    """It has the window that is longer than the sequences, and the updates of adapters."""
+    """The export includes a window longer than the sequences, and the adapters' updates."""
     train_here(tmp_path / "run", checkpoint__interval=6, model__family="mistral")
     assert call(capsys, "export", tmp_path / "run", tmp_path / "model")[0] == 0
     path = tmp_path / "model" / "config.json"
@@ -150,5 +150,5 @@ def test_transformers_loads_what_is_exported(trained, tmp_path, capsys) -> None:
     state = load_file(tmp_path / "model" / "model.safetensors")
     ours.load_state_dict(state | {"lm_head.weight": state["model.embed_tokens.weight"]})
     ids = torch.randint(256, (2, 16))
-    # Both compute in fp32, in orders of their own.
+    # Both compute in fp32, but in different orders.
     torch.testing.assert_close(theirs(ids).logits, ours(ids), atol=1e-5, rtol=1e-4)

@@ -22,7 +22,7 @@ Capture = pytest.CaptureFixture[str]
 
 
 def write_run(folder: Path, losses: list[float], eval_loss: float = 2.0) -> Path:
-    """A run of which only the losses matter."""
+    """Writes the files of a run; only the losses matter."""
     folder.mkdir()
     lines: list[object] = [
         StepMetrics(step, loss, 1.0, 1e-3, 100 * step, 10.0, 0.1, 1 << 20, 0.0)

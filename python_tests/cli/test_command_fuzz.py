@@ -17,19 +17,19 @@ from command_fuzz import RIGHT
 from commands import ROOT, environment, processes_with
 
 COUNT = 400
-LEAST = COUNT // 10  # of lines that are right, and of lines that are not
-MOST_LINES, MOST_CHARACTERS = 12, 4000  # of what is said of mistakes; a model lists its rules
+LEAST = COUNT // 10  # minimum number of valid lines, and of invalid ones
+MOST_LINES, MOST_CHARACTERS = 12, 4000  # maximum of an error; that of a model lists its rules
 
 
 def _below(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
-    """The commands of a parser, which may have commands of their own."""
+    """The subcommands of a parser, which may have subcommands themselves."""
     found = [a for a in parser._actions if isinstance(a, argparse._SubParsersAction)]
     return dict(found[0].choices) if found else {}
 
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_command_is_drawn(command: str) -> None:
-    """With mistakes, and without any: those that are added later, too."""
+    """Every command, including new ones, is drawn with mistakes and without."""
     parser = _below(_parser([command]))[command]
     for wanted in [(command, action) for action in _below(parser)] or [(command,)]:
         size = len(wanted)
@@ -42,13 +42,12 @@ def test_every_command_is_drawn(command: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [1, 2])
 def test_any_command_line_ends_well(seed: int, tmp_path: Path) -> None:
-    """Status 0, 1 or 2; never a traceback, nor a long tale; status 2 before any work.
-
-    What is right ends with status 0.
+    """Every line ends with status 0, 1 or 2, never with a traceback or a long message. With status
+    2, no work has been done. Valid lines end with status 0.
     """
     folder = tmp_path / "here"
     folder.mkdir()
-    temporary = tmp_path / "tmp"  # where torch leaves an empty folder of its own
+    temporary = tmp_path / "tmp"  # torch leaves an empty folder there
     temporary.mkdir()
     variables = environment() | {
         "AXONN_CACHE_DIR": str(tmp_path / "cache"), "PYTHONPATH": str(ROOT),

@@ -1,4 +1,4 @@
-"""The picture and the table of `axonn-ext compare`: everything is there, nothing lies over it."""
+"""The plot and the table of `axonn-ext compare` are complete, and nothing overlaps."""
 
 from __future__ import annotations
 

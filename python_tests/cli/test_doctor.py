@@ -1,4 +1,4 @@
-"""`axonn-ext doctor`: what it finds here, and what it would conclude elsewhere."""
+"""`axonn-ext doctor`: its findings here, and its conclusions for other machines."""
 
 from __future__ import annotations
 
@@ -49,9 +49,9 @@ def test_users_mistakes(capsys: pytest.CaptureFixture[str]) -> None:
     ("architectures", "version", "runs"),
     [
         ("sm_80,sm_90,compute_90", (8, 0), True),
-        ("sm_80,sm_90,compute_90", (8, 9), True),  # code of 8.0 runs on all of 8
+        ("sm_80,sm_90,compute_90", (8, 9), True),  # code for 8.0 runs on every 8.x
         ("sm_80,sm_90,compute_90", (7, 5), False),
-        ("sm_80,sm_90,compute_90", (12, 0), True),  # PTX of 9.0 is compiled there
+        ("sm_80,sm_90,compute_90", (12, 0), True),  # PTX for 9.0 is compiled at load time
         ("sm_80,sm_90", (12, 0), False),
         ("sm_90a", (9, 0), True),
         ("sm_90a", (10, 0), False),
@@ -73,7 +73,7 @@ def test_why_the_cuda_parts_are_not_built(monkeypatch: pytest.MonkeyPatch) -> No
     def found() -> doctor.Finding:
         return next(f for f in doctor.find_build() if f.name == "CUDA parts")
 
-    # What setup.py gave as the reason when it built what is installed.
+    # The reason that setup.py recorded when it built the installed package.
     assert found().value == f"not built: {extension.left_out()['_cuda']}"
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     assert "docs/install.md" in found().remedy
@@ -106,7 +106,7 @@ def test_rocm_is_not_a_cpu_build(rocm: None) -> None:
 def test_an_amd_gpu_is_named_by_its_own_architecture(
     rocm: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """MI250's numbers are those of an H100, 9.0."""
+    """The MI250 has the same version number as an H100, 9.0."""
     properties = SimpleNamespace(
         name="AMD Instinct MI250X", gcnArchName="gfx90a:sramecc+:xnack-", major=9, minor=0,
         total_memory=64 << 30,

@@ -1,4 +1,4 @@
-"""`axonn-ext finetune`: what it trains, writes and refuses."""
+"""`axonn-ext finetune`: its training, files and errors."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("finetune")
     train_here(folder / "run", checkpoint__interval=6, model__family="llama")
     assert main(["checkpoint", "export", str(folder / "run"), str(folder / "model")]) == 0
-    # Longer sequences than the fine-tuning takes, as published models have.
+    # Like published models, it supports longer sequences than the fine-tuning uses.
     config = json.loads((folder / "model" / "config.json").read_text())
     config["max_position_embeddings"] = 64
     (folder / "model" / "config.json").write_text(json.dumps(config))
@@ -169,7 +169,7 @@ def test_four_processes_have_the_losses_of_one(model, data, tmp_path, lora) -> N
     assert finished.status == 0, finished.output
     one, four = (read_metrics(tmp_path / name) for name in ("one", "four"))
     for a, b in zip(one.steps, four.steps, strict=True):
-        assert a.loss == pytest.approx(b.loss, rel=1e-5)  # fp32, sums in other orders
+        assert a.loss == pytest.approx(b.loss, rel=1e-5)  # fp32 sums in different orders
     assert four.evaluations[-1].eval_loss == pytest.approx(one.evaluations[-1].eval_loss, rel=1e-4)
 
 

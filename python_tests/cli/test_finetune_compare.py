@@ -1,4 +1,4 @@
-"""The losses of fine-tuning beside those of transformers and PEFT."""
+"""The losses of fine-tuning, compared with those of transformers and PEFT."""
 
 from __future__ import annotations
 
@@ -32,5 +32,5 @@ def test_losses_are_those_of_transformers(lora: int, grid: str, tmp_path: Path) 
     assert done.returncode == 0, done.stderr
     losses = json.loads((tmp_path / "losses.json").read_text())
     for ours, theirs in zip(losses["axonn_ext"], losses["transformers"], strict=True):
-        assert ours == pytest.approx(theirs, rel=2e-5)  # fp32, sums in other orders
+        assert ours == pytest.approx(theirs, rel=2e-5)  # fp32 sums in different orders
     assert losses["axonn_ext"][0] != losses["axonn_ext"][-1]

@@ -22,7 +22,7 @@ PROMPT = "import "
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder that `checkpoint export` has written, without a tokenizer."""
+    """A folder written by `checkpoint export`, without a tokenizer."""
     folder = tmp_path_factory.mktemp("generate")
     train_here(folder / "run", checkpoint__interval=6, model__family="llama")
     assert main(["checkpoint", "export", str(folder / "run"), str(folder / "model")]) == 0
@@ -58,7 +58,7 @@ def test_a_prompt_grows_as_the_whole_model_says(model, capsys) -> None:
 
 
 def test_a_continuation_keeps_the_space_before_its_first_word(tmp_path) -> None:
-    """Tokenizers of SentencePiece's kind drop that of the first word of a text."""
+    """Tokenizers like SentencePiece's drop the space before the first word of a text."""
     words = {"\u2581once": 0, "\u2581upon": 1, "\u2581a": 2}
     tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="\u2581a"))
     tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Metaspace()

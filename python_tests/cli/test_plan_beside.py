@@ -1,4 +1,4 @@
-"""A grid beside the best one, other frameworks, other links: what is shown beside a plan."""
+"""Comparisons in a plan's output: another grid, other frameworks, and other links."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def planned(folder: Path, *arguments: str) -> Any:
 
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, str]:
-    """The plan of all grids, and what is shown of it."""
+    """The plan of all grids as JSON, and the printed output."""
     shown = io.StringIO()
     with contextlib.redirect_stdout(shown):
         content = planned(tmp_path_factory.mktemp("plain"), "--top", "20")

@@ -1,4 +1,4 @@
-"""`axonn-ext plan`: what is shown, written and refused; without Torch."""
+"""`axonn-ext plan`: its output, files and errors; it runs without Torch."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def test_names_of_the_package_are_loaded_when_used() -> None:
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder with everything that one command writes, and what it shows."""
+    """A folder with all files that one command writes, and its output."""
     folder = tmp_path_factory.mktemp("plan")
     options = {"json": "plan.json", "plot": "plan.png", "timeline": "step.json"}
     options["write-config"] = "best.toml"
@@ -289,7 +289,7 @@ def test_written_configuration_is_what_was_planned_and_can_be_prepared(
 def test_zero_and_offload_that_are_searched_are_shown_and_written(
     tmp_path: Path, capsys: Capture
 ) -> None:
-    """Of a model that needs one of them: with less memory, nothing fits without."""
+    """The model needs one of them: with this little memory, it does not fit without."""
     arguments = ["plan", "--model", "gpt2-xl", "--machine", "dgx-a100", "--gpus", "8", "--top", "1",
                  "--global-batch", "64", "--grid", "x=1,y=1,z=1", "--set",
                  "memory_bytes=3e10"]  # fmt: skip
@@ -438,7 +438,7 @@ def test_pipeline_stages_are_planned_when_they_are_asked_for(
 
 
 def test_configuration_without_stages_leaves_none_of_a_trainers_file(tmp_path: Path) -> None:
-    """Which no longer fit: blocks of four stages, on a grid without stages."""
+    """The trainer's file sets the blocks of four stages, which do not fit a grid without stages."""
     mine, written = tmp_path / "mine.toml", tmp_path / "planned.toml"
     mine.write_text(
         "[model]\nvocab_size = 384\nnum_layers = 4\n[grid]\npipe = 4\n"

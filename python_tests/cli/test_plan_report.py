@@ -1,4 +1,4 @@
-"""What `axonn-ext plan` shows of one configuration, and how it writes numbers."""
+"""How `axonn-ext plan` shows a configuration, and formats numbers."""
 
 from __future__ import annotations
 
@@ -26,9 +26,10 @@ from axonn_ext.spec.presets import PRESETS
 def test_explanation_of_an_axis(
     overlap: Overlap | None, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """z alone: of a block's weights, 7/8 are gathered in forward and in backward, and 7/8 of their
-    gradients scattered, in every micro-batch; the table, which is the head's weight, is gathered
-    once, with overlap at each of its three uses. Without overlap all of that is waited for."""
+    """With only z, in every micro-batch: 7/8 of a block's weights are gathered in forward and again
+    in backward, and 7/8 of their gradients are scattered. The table, which is also the head's
+    weight, is gathered once; with overlap, at each of its three uses. Without overlap, all of this
+    is exposed."""
     machine, model = load_machine("dgx-a100"), PRESETS["gpt2-small"]
     job = Job(model, GridShape(z=8), Options(micro_batches=2, overlap=overlap), 64)
     found = estimate_of(job, machine, memory_of(job))
@@ -44,16 +45,16 @@ def test_explanation_of_an_axis(
     assert ("if no gathered weight is held" in out) == (overlap is not None)
     if overlap is None:
         assert hidden == pytest.approx(0, abs=0.02) and exposed == pytest.approx(busy, abs=0.02)
-        assert 1e3 * sent / speed < busy < 2e3 * sent / speed  # and latencies
+        assert 1e3 * sent / speed < busy < 2e3 * sent / speed  # the rest is latency
     else:
         assert hidden > exposed
 
 
 def test_a_wire_is_busy_for_as_long_as_it_carries_bytes() -> None:
-    """The reported case: x, z and data leave the node, so z and data pause while x sends. What was
-    shown as busy was the time from the first byte of a bucket to its last one."""
+    """A reported bug: x, z and data leave the node, so z and data pause while x sends. The time
+    shown as busy was that from the first byte of a bucket to its last."""
     model = PRESETS["gpt-80b"]
-    overlap = Overlap(gathered_bytes=160 << 20)  # two weights of an MLP, of 42 blocks
+    overlap = Overlap(gathered_bytes=160 << 20)  # keeps two MLP weights; there are 42 blocks
     for micro_batches in (1, 4):
         options = Options(overlap=overlap, algorithm="sequential", micro_batches=micro_batches)
         job = Job(model, GridShape(x=16, z=8, data=8), options, 1024)
@@ -64,7 +65,7 @@ def test_a_wire_is_busy_for_as_long_as_it_carries_bytes() -> None:
         for c, times in all_collectives(make_program(job)):
             expected[c.axis] = expected.get(c.axis, 0.0) + times * costs.collective(c)
         busy = explain.busy_seconds(job, machine)
-        assert busy == pytest.approx(expected, rel=0.05)  # of z, what is held is not gathered
+        assert busy == pytest.approx(expected, rel=0.05)  # z does not gather kept weights
         lasts = sum(e.end_s - e.start_s for e in timeline(job, machine).events if e.stream == "z")
         assert lasts > 1.2 * busy["z"]
         waits = simulate(job, machine).exposed_s

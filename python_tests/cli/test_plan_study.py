@@ -1,4 +1,4 @@
-"""`axonn-ext plan --study`: what is shown, written, drawn and refused."""
+"""`axonn-ext plan --study`: its output, files, plots and errors."""
 
 from __future__ import annotations
 

@@ -86,7 +86,7 @@ def test_a_series_has_its_own_model_for_each_number_of_gpus(
     assert [(p["gpus"], p["model"]) for p in points] == [(2, "gpt2-small"), (4, "gpt2-medium")]
     peaks = [p["config"]["peak_fraction"] for p in points]
     line = next(line for line in out.splitlines() if "gpt2-medium" in line)
-    assert f"{peaks[1] / peaks[0]:.1%}" in line  # models differ, so that tokens do not compare
+    assert f"{peaks[1] / peaks[0]:.1%}" in line  # models differ, so tokens do not compare
     alone = ("plan", "--machine", "dgx-a100", *BATCH, "--gpus", "4", "--model", "gpt2-medium")
     assert points[1]["config"] == planned(tmp_path, *alone)["configs"][0]
     assert picture.read_bytes().startswith(PNG)

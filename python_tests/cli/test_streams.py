@@ -29,9 +29,9 @@ READER_GONE = 141
 def shell(
     arguments: tuple[str, ...] | list[str], redirection: str, **variables: str
 ) -> tuple[int, str, str]:
-    """The command with its streams redirected as bash does: status, output, errors.
+    """Runs the command with its streams redirected by bash; returns status, output and errors.
 
-    Descriptor 9 is a pipe whose reader has gone.
+    Descriptor 9 is a pipe whose reader is gone.
     """
     command = f"{shlex.join([*AXONN, *arguments])} {redirection}; exit ${{PIPESTATUS[0]}}"
     reader, gone = os.pipe()
@@ -70,7 +70,7 @@ def test_streams_of_one_process(tmp_path: Path) -> None:
 def test_only_the_launcher_is_asked_to_end_the_job(
     now: int, asked: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Not what has this process once the launcher has gone: init, or a container's."""
+    """The new parent of this process after the launcher is gone, init or a container's, is not."""
     parents, found = iter([70]), []
 
     def fail(*_: object) -> None:
@@ -81,7 +81,7 @@ def test_only_the_launcher_is_asked_to_end_the_job(
     monkeypatch.setattr("axonn_ext.cli.compare.run", fail)
     monkeypatch.setattr(
         "axonn_ext.ranks.launch.parent.end_with", lambda *_, **__: None
-    )  # this process
+    )  # would affect this process
     module = importlib.import_module("axonn_ext.cli.main")
     monkeypatch.setattr(module, "FAREWELL_SECONDS", 0.0)
     launched = {"RANK": "0", "WORLD_SIZE": "1", "TORCHELASTIC_RUN_ID": f"{LAUNCHED_BY_US}1"}
@@ -93,7 +93,7 @@ def test_only_the_launcher_is_asked_to_end_the_job(
 
 
 def test_a_launched_job_whose_reader_goes_ends_quietly(tmp_path: Path) -> None:
-    """No rank says that another has died, and the launcher claims no message above."""
+    """No rank reports that another has died, and the launcher does not refer to a message above."""
     folder = tmp_path / "run"
     train = ["train", "--grid", "x=2", "--out", str(folder), *small(train__steps=100_000)]
     status, output, errors = shell(train, "| head -1")
@@ -103,7 +103,7 @@ def test_a_launched_job_whose_reader_goes_ends_quietly(tmp_path: Path) -> None:
 
 
 def test_a_terminal_that_cannot_show_a_character(tmp_path: Path) -> None:
-    """It is shown as its number; and a name whose bytes are no UTF-8 likewise."""
+    """The character is shown escaped, as is a name whose bytes are not UTF-8."""
     ascii_only = {"PYTHONIOENCODING": "ascii", "LC_ALL": "C"}
     for name, shown in (("f\u00fc", "f\\xfc"), ("f\udcff", "f\\udcff")):
         path = str(tmp_path / f"{name}.json")
@@ -131,7 +131,7 @@ def test_too_few_open_files(num_ranks: int, tmp_path: Path) -> None:
 
 
 def test_a_library_user_is_told_which_variable_is_wrong() -> None:
-    """As a ValueError, when the settings are first needed, and not before."""
+    """They get a ValueError when the settings are first needed, not on import."""
     program = """
 import axonn_ext
 from axonn_ext import planner

@@ -1,4 +1,4 @@
-"""`axonn-ext tune`: what it takes, refuses, measures, shows and keeps."""
+"""`axonn-ext tune`: its arguments, errors, measurements, output and files."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ MARGIN = 0.05
 
 @pytest.fixture
 def tune(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """The command's folder of measurements; a configuration lies beside it."""
+    """The command's folder of measurements, with a configuration file next to it."""
     monkeypatch.setenv("AXONN_CACHE_DIR", str(tmp_path / "cache"))
     threads = torch.get_num_threads()
     extension.configure(settings.load())
@@ -117,7 +117,7 @@ def test_what_was_measured_before_the_end_is_kept(tune: Path):
     shapes = [f"{m},512,512" for m in range(128, 1024, 64)]
     options = ["--device", "cpu", "--threads", "1", "--json", str(path)]
     job = commands.start([*commands.AXONN, "tune", "--shapes", *shapes, *options], output=output)
-    # At its start, the command tries whether it could write the file, which is empty then.
+    # At its start, the command only creates the file, empty, to check that it can be written.
     found = lambda: path.exists() and path.stat().st_size > 0  # noqa: E731
     try:
         commands.wait_until(found, "the first product")
@@ -152,7 +152,7 @@ def test_shapes_stand_for_the_products_of_linears():
         found = {(p.m, p.n, p.k) for p in whole if p.layout == layout}
         listed = {(m, *nk) for m in PUBLISHED_ROWS for nk in PUBLISHED_LAYERS}
         assert found == listed | {(m, k, n) for m, n, k in listed}
-    # Of a rank: x splits the outputs of "expand" and the inputs of "contract", z the rows.
+    # Sizes of a rank: x splits the outputs of "expand" and the inputs of "contract", z the rows.
     part = request_for("--shapes", "published:1024", "--grid", "x=8,z=2").products
     assert {(p.m, p.n, p.k) for p in part if p.product_pass == "forward"} == {
         size for n, k in PUBLISHED_LAYERS for size in ((512, n // 8, k), (512, k, n // 8))

@@ -1,4 +1,4 @@
-"""Chats have the ids, the masks and the loss that they have with transformers."""
+"""Chats have the same ids, masks and loss as with transformers."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_ids_and_masks_are_those_of_transformers(name, line, tmp_path) -> None:
     begun = line | {"messages": list(Chat.of(line).prompt.messages)}
     want = theirs(folder, begun, add_generation_prompt=True)
     assert prompts.chat_prompt(line)[1] == want["input_ids"]
-    # Without the tag transformers has the same ids and no mask; ours is the same.
+    # Without the tag, transformers gives the same ids and no mask; our mask is the same.
     untagged = write_tokenizer(tmp_path / "untagged", name)
     plain = Prompts(open_vocabulary(str(untagged / "tokenizer.json")), model=untagged)
     same_ids, same_learned = plain.chat(line)
@@ -74,7 +74,7 @@ def finetune(model: Path, data: Path, out: Path, *more: str) -> None:
 
 
 def assistant_only_loss(folder: Path, lines: list[dict[str, Any]]) -> float:
-    """The mean over all tokens that the assistant says, each predicted from those before it."""
+    """The mean loss over the assistant's tokens, each predicted from all earlier tokens."""
     import transformers
 
     model = transformers.AutoModelForCausalLM.from_pretrained(folder).eval()
@@ -92,7 +92,7 @@ def assistant_only_loss(folder: Path, lines: list[dict[str, Any]]) -> float:
 
 @pytest.mark.parametrize("name", KINDS)
 def test_the_loss_is_that_of_the_assistant_alone(name, tmp_path) -> None:
-    """That of a step of all chats, and after it of transformers with what `finetune` wrote."""
+    """This holds for a step on all chats; then transformers loads the model from `finetune`."""
     folder = write_model(tmp_path / "model", name)
     lines = [line for kind, line in cases() if kind == name] + [{"messages": MESSAGES[:2]}]
     data = tmp_path / "chats.jsonl"
@@ -102,7 +102,7 @@ def test_the_loss_is_that_of_the_assistant_alone(name, tmp_path) -> None:
         folder, data, out, "--steps", "1", "--batch-size", str(len(lines)), "--data.epochs", "1"
     )
     [step] = read_metrics(out).steps
-    # Both compute in fp32, in orders of their own.
+    # Both compute in fp32, but in different orders.
     assert step.loss == pytest.approx(assistant_only_loss(folder, lines), rel=1e-5)
     assert theirs(out / "model", lines[0]) == theirs(folder, lines[0])
 

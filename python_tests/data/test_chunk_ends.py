@@ -1,4 +1,4 @@
-"""Tables of an epoch's order: computed once, read by later runs, never read when they are wrong."""
+"""Tables of an epoch's order: computed once, read by later runs, recomputed if damaged."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ TABLE = np.array([3, 5, 9, 9], dtype=np.int64)
 
 
 class Work:
-    """Counts how often a table is computed."""
+    """Computes a table, and counts how often."""
 
     def __init__(self) -> None:
         self.times = 0
@@ -85,13 +85,13 @@ def test_a_table_that_cannot_be_kept_is_computed(tmp_path: Path) -> None:
 
 
 def ask(shelf: Shelf, log: Path, seed: int) -> tuple[bool, list[int]]:
-    """Asks with the other ranks; returns whether this one computed, and the table."""
+    """Gets the table at the same time as the other ranks; returns whether this rank computed it."""
     work = Work()
 
     def compute() -> np.ndarray:
         work()
         log.open("a").write("x")
-        time.sleep(0.02)  # in which others would begin, if they did not wait
+        time.sleep(0.02)  # others would start meanwhile if they did not wait
         return np.random.default_rng(seed).integers(0, 1 << 62, 5000)
 
     dist.barrier()
@@ -134,7 +134,7 @@ def test_the_table_of_a_process_that_is_killed_is_computed_by_those_that_wait(tm
             holder.kill()
             for each in waiting:
                 assert each.result(HANG_SECONDS).tolist() == TABLE.tolist()
-    kept(shelf, (), 0, work)  # and keeps it, if none before began after the end of the holder
+    kept(shelf, (), 0, work)  # keeps it, unless one started after the holder's end
     before = work.times
     assert kept(shelf, (), 0, work).tolist() == TABLE.tolist() and work.times == before
 

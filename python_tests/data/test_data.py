@@ -32,7 +32,7 @@ from axonn_ext.data import (
 )
 from axonn_ext.spec.files.digests import WHOLE, sampled
 
-TOKENS = np.arange(5000, dtype=np.int32)  # token i at place i: a window shows where it was cut
+TOKENS = np.arange(5000, dtype=np.int32)  # token i at position i, so windows show their position
 
 
 def training(
@@ -53,7 +53,7 @@ def tokens_of(corpus: Corpus) -> list[int]:
 
 
 def global_batch(step: int, *, num_micro_batches: int, num_groups: int) -> Tensor:
-    """The batch of a step put together from what each row group reads of each micro-batch."""
+    """The batch of a step, assembled from all row groups' parts of all micro-batches."""
     groups = [
         training(group=RowGroup(index, num_groups), num_micro_batches=num_micro_batches)
         for index in range(num_groups)
@@ -98,12 +98,12 @@ def test_any_bytes_are_text_and_the_limit_ends_the_reading(tmp_path: Path) -> No
 
 def test_text_for_a_tokenizer_is_utf8(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Words(ByteVocabulary):
-        """Any vocabulary but bytes."""
+        """A vocabulary other than bytes."""
 
     monkeypatch.setattr("axonn_ext.data.corpus.ByteVocabulary", int)
     path = tmp_path / "text"
     path.write_bytes("d\u00e9j\u00e0".encode())
-    for limit in (0, 2, 3):  # 2: in the middle of a character
+    for limit in (0, 2, 3):  # 2 is in the middle of a character
         assert len(tokens_of(text_corpus(str(path), Words(), max_bytes=limit))) == (limit or 6)
     for content, place in ((b"abc\xff", 3), (b"ab\xc3", 2)):
         path.write_bytes(content)
@@ -183,7 +183,7 @@ def test_steps_seeds_and_sequences_differ() -> None:
     assert starts(0) != starts(1)
     assert starts(0) != starts(0, seed=1)
     drawn = [start for step in range(40) for start in starts(step)]
-    assert len(set(drawn)) > 0.85 * len(drawn)  # 960 of 4993 places: 9 % repeat by chance
+    assert len(set(drawn)) > 0.85 * len(drawn)  # 960 of 4993 positions: 9 % repeat by chance
     assert abs(np.mean(drawn) - 2496) < 200  # uniform: standard error 47
     assert 0 <= min(drawn) < 60
     assert 4930 < max(drawn) <= 4992
@@ -269,6 +269,6 @@ def test_tokenizers_file(tmp_path: Path) -> None:
 
 
 def test_tokenizers_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "tokenizers", None)  # what an import sees as not installed
+    monkeypatch.setitem(sys.modules, "tokenizers", None)  # imports fail as if it were not installed
     with pytest.raises(ValueError, match="pip install tokenizers"):
         open_vocabulary("words.json")

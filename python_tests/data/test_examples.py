@@ -1,4 +1,4 @@
-"""Examples for fine-tuning: what is read, what is learned, and how they are packed."""
+"""Examples for fine-tuning: reading, learned tokens, and packing."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def bytes_ending_in(end_id: int | None) -> Prompts:
 
 @pytest.mark.parametrize("end", ["", chr(END)])
 def test_only_completions_are_learned(end: str, tmp_path) -> None:
-    """Each ends in one END, which is learned, whether or not it is there already."""
+    """Each example ends in exactly one END, which is learned, even if the text has it already."""
     lines = {"prompt": "ab", "completion": "cde" + end}, {"text": "xyz" + end}
     path = write(tmp_path / "a.jsonl", *lines)
     examples = load(path, held_out=0)
@@ -173,12 +173,12 @@ def test_row_groups_and_resumed_runs_see_the_same(count: int) -> None:
 
 @pytest.mark.parametrize("window", ["before", "target"])
 def test_goldfish_drops_the_same_labels_of_an_example_wherever_it_is_packed(window: str) -> None:
-    """Windows reach into the prompt, not into the example before; prompts stay without labels."""
+    """Windows include the prompt, but not the example before it; prompts never have labels."""
     examples, goldfish = random_examples(60), Goldfish(2, 3, window)
     options = {"sequence_length": LENGTH, "batch_size": 4, "seed": 5}
     plain = PackedBatches(examples, **options)
     made = PackedBatches(examples, **options, goldfish=goldfish)
-    kept = set()  # labels, each of which is a token of one example alone
+    kept = set()  # labels; each token occurs in only one example
     for example in examples:
         kept |= set(labels_of(torch.from_numpy(example.tokens), goldfish).tolist())
     num_dropped = 0
@@ -199,7 +199,7 @@ def test_packing_leaves_little_room() -> None:
     assert sorted(number for each in packed for number in each) == list(range(2000))
     used = [sum(examples[number].num_places for number in each) for each in packed]
     assert max(used) <= LENGTH
-    # Every example alone would take 2,000 sequences, and perfect packing sum(used) / LENGTH.
+    # One example per sequence would take 2,000 sequences, perfect packing sum(used) / LENGTH.
     assert sum(used) / (len(packed) * LENGTH) > 0.9
 
 

@@ -1,4 +1,4 @@
-"""Permutations, epochs of documents, and mixtures: exact, without state, the same on every grid."""
+"""Permutations, epochs of documents, and mixtures: exact, stateless, the same on every grid."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_a_permutation_is_computed_place_by_place() -> None:
 
 
 def reference(size: int, key: tuple[int, ...], place: int) -> int:
-    """The function as docs/data.md has it, in whole numbers of Python."""
+    """The function that docs/data.md defines, in Python integers."""
     golden, mask = 0x9E3779B97F4A7C15, 2**64 - 1
 
     def mix(word: int) -> int:
@@ -102,12 +102,12 @@ def test_permutations_differ_by_each_word_of_the_key() -> None:
 
 
 def test_permutations_look_random() -> None:
-    """Where each of 12 places is sent, over 12,000 keys: uniform by a chi-squared test."""
+    """Over 12,000 keys, the images of each of 12 positions are uniform by a chi-squared test."""
     counts = np.zeros((12, 12))
     for epoch in range(12_000):
         counts[np.arange(12), Permutation(12, (3, 1, epoch)).apply(places(12))] += 1
     chi_squared = float(((counts - 1000) ** 2 / 1000).sum())
-    # 121 degrees of freedom: mean 121, standard deviation 15.6; five of them on either side.
+    # 121 degrees of freedom: mean 121, standard deviation 15.6; five deviations on either side.
     assert 43 < chi_squared < 199, chi_squared
 
 
@@ -127,7 +127,7 @@ def documents(count: int, *, seed: int = 0, most: int = 12) -> ArrayTokens:
 
 
 def epoch_of(part: Part, *, epoch: int, seed: int, length: int, source: int = 0) -> list[int]:
-    """The stream of an epoch as its sequences show it, neighbours' common tokens counted once."""
+    """The token stream of an epoch, from its sequences; tokens shared by neighbours count once."""
     order = ShuffledDocuments(part, sequence_length=length, seed=seed, source=source)
     count = order.sequences_per_epoch
     rows = np.empty((count, length + 1), dtype=np.int64)
@@ -145,7 +145,7 @@ def test_every_token_occurs_once_an_epoch(count: int) -> None:
     streams = [epoch_of(part, epoch=epoch, seed=seed, length=8) for epoch, seed in ((0, 0), (3, 1))]
     for stream in streams:
         left_out = tokens.num_tokens - len(stream)
-        assert 0 <= left_out < 8  # S more tokens would be a sequence more
+        assert 0 <= left_out < 8  # S more tokens would make another sequence
         assert len(set(stream)) == len(stream)
     if count > 2:
         assert streams[0] != streams[1]
@@ -153,7 +153,7 @@ def test_every_token_occurs_once_an_epoch(count: int) -> None:
 
 @pytest.mark.parametrize("more", range(8))
 def test_the_last_tokens_are_left_out_only_if_they_are_no_sequence(more: int) -> None:
-    """Sequences of 8 that begin where CHUNK documents end, and an epoch that ends with its last."""
+    """Sequences of 8 tokens, which start where chunks end; `more` tokens are not enough for one."""
     lengths = [8] * (2 * CHUNK) + [1] * (1 + more)
     tokens = ArrayTokens(np.arange(sum(lengths)), lengths)
     stream = epoch_of(whole(tokens), epoch=1, seed=2, length=8)
@@ -180,7 +180,7 @@ def test_epochs_and_seeds_differ() -> None:
 
 
 def test_a_long_document_does_not_fill_batches() -> None:
-    """4 documents of 1,000 tokens, in batches of 8 sequences of 32 tokens."""
+    """There are 4 documents of 1,000 tokens, and batches of 8 sequences of 32 tokens."""
     part = whole(ArrayTokens(np.arange(4000), [1000] * 4))
     made = TrainingBatches(ShuffledDocuments(part, sequence_length=32), batch_size=8)
     found = [set((made.micro_batch(step, 0)[0] // 1000).reshape(-1).tolist()) for step in range(15)]
@@ -189,7 +189,7 @@ def test_a_long_document_does_not_fill_batches() -> None:
 
 
 def test_single_sequences_are_those_of_a_batch() -> None:
-    """Also of chunks between which others are left out."""
+    """This also holds if chunks between them are skipped."""
     part = whole(documents(9 * CHUNK + 77, most=5))
     together = ShuffledDocuments(part, sequence_length=50, seed=2).sequences(0, 300)
     alone = ShuffledDocuments(part, sequence_length=50, seed=2)
@@ -220,9 +220,9 @@ def batches(
 
 
 def stays_in_its_document(part: Part, row: np.ndarray) -> list[bool]:
-    """Whether each token of a row is of the document of the token before it.
+    """Whether each token of a row is in the same document as the token before it.
 
-    The tokens of the part all differ, so that each tells where it lies.
+    All tokens of the part differ, so each token identifies its position.
     """
     tokens = part.tokens.read(0, part.tokens.num_tokens)
     starts = part.tokens.starts(np.arange(part.tokens.num_documents))
@@ -233,7 +233,7 @@ def stays_in_its_document(part: Part, row: np.ndarray) -> list[bool]:
 
 @pytest.mark.parametrize("kind", ["windows", "documents"])
 def test_documents_are_those_of_the_tokens(kind: str) -> None:
-    """Of corpora with empty documents, a single one, and a part that begins inside of one."""
+    """Corpora: with empty documents, with a single document, and a part that starts inside one."""
     lengths = np.random.default_rng(2).integers(0, 9, 60)
     lengths[[0, 7, 8, 59]] = 0
     many = ArrayTokens(np.arange(lengths.sum()) + 5, lengths.tolist())
@@ -253,7 +253,7 @@ def test_documents_are_those_of_the_tokens(kind: str) -> None:
 
 
 def orders(kind: str) -> object:
-    """A new order, as another rank, or a run that goes on, would make it."""
+    """A new order, as another rank or a resumed run would make it."""
     first, second = whole(documents(90, most=30)), whole(documents(50, seed=1, most=30))
     if kind == "documents":
         return ShuffledDocuments(first, sequence_length=6, seed=3)
@@ -265,7 +265,7 @@ def orders(kind: str) -> object:
 
 @pytest.mark.parametrize("kind", ["windows", "documents", "mixture"])
 def test_goldfish_drops_the_same_labels_on_every_grid(kind: str) -> None:
-    """By the rule in Python, with the documents of the order; and nothing else changes."""
+    """They follow the rule in Python for the order's documents; nothing else changes."""
     goldfish = Goldfish(k=2, h=2)
     found: list[torch.Tensor] = []
     for count, parts in ((1, 1), (2, 1), (2, 3), (4, 2)):
@@ -292,7 +292,7 @@ def test_goldfish_drops_the_same_labels_on_every_grid(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", ["windows", "documents", "mixture"])
 def test_every_split_reads_the_same_batches(kind: str) -> None:
-    steps = range(25)  # epochs have about 200 sequences, so some batches lie in two of them
+    steps = range(25)  # epochs have about 200 sequences, so some batches span two
     expected = [batches(orders(kind)).micro_batch(step, 0)[0] for step in steps]
     for parts, groups in ((1, 2), (2, 3), (3, 4), (4, 1)):
         ranks = [

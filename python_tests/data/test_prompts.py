@@ -1,4 +1,4 @@
-"""Special tokens and chats: one rule for prompts, texts and messages."""
+"""Special tokens and chats: the same rule for prompts, texts and messages."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def prompts_of(folder: Path) -> Prompts:
 
 
 def shown(prompts: Prompts, ids: list[int]) -> list[str]:
-    """Tokens as the tokenizer's file writes them."""
+    """The tokens as written in the tokenizer's file."""
     named = json.loads((prompts.vocabulary.path).read_text())["model"]["vocab"]
     names = {number: name for name, number in named.items()}
     return [names[token] for token in ids]
@@ -29,7 +29,7 @@ def shown(prompts: Prompts, ids: list[int]) -> list[str]:
 
 @pytest.fixture(params=["", "</s>"])
 def ending(tmp_path: Path, request: pytest.FixtureRequest) -> Prompts:
-    """A tokenizer that puts <s> before each text and, with one parameter, </s> behind it."""
+    """A tokenizer that puts <s> before each text and, for one parameter, </s> after it."""
     return prompts_of(write_tokenizer(tmp_path / "ending", "mistral", back=request.param))
 
 
@@ -75,7 +75,7 @@ def test_texts_end_with_the_eos_token_of_the_tokenizer(name, end, tmp_path) -> N
     [([1], 1, {1}), ([4, 1], 4, {1, 4}), ([1, 4], 4, {1, 4}), (7, 7, {7}), (None, 4, {4})],
 )
 def test_the_model_decides_what_ends_a_text(model_ends, end, stops, tmp_path) -> None:
-    """The tokenizer's eos_token, id 4, is one of the model's ends, or the only one known."""
+    """The tokenizer's eos_token, id 4, ends texts if it is among the model's or they are unset."""
     write_tokenizer(tmp_path, "llama-3")
     (tmp_path / "generation_config.json").write_text("{}")
     (tmp_path / "config.json").write_text(json.dumps({"eos_token_id": model_ends}))
@@ -113,7 +113,7 @@ def test_what_the_assistant_says_is_learned(name, line, tag, tmp_path) -> None:
         assert text.startswith(message["content"].strip())
         for call in message.get("tool_calls", ()):
             assert call["function"]["name"] in text and '{"\u00fc": 2}' in text
-    # Generation begins where the last turn is learned from.
+    # Generation starts where the learned part of the last turn starts.
     text, opening = prompts.chat_prompt(line)
     assert ids[: len(opening)] == opening
     assert learned[len(opening) :].all() and not learned[: len(opening)][-1:].any()

@@ -1,4 +1,4 @@
-"""Token files, of Megatron's format and of `datasets`: read back token for token, or refused."""
+"""Token files in the formats of Megatron and `datasets`: read back exactly, or refused."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from axonn_ext.data.index_writer import IndexedWriter, dtype_for
 from axonn_ext.spec.files.token_files import TokenFiles
 from token_files import CODES, read_token_files, write_token_files
 
-DOCUMENTS = [[[1, 2, 3], [4]], [], [[5] * 70], [[], [6, 7]], [[100]]]  # sequences of tokens
+DOCUMENTS = [[[1, 2, 3], [4]], [], [[5] * 70], [[], [6, 7]], [[100]]]  # documents of sequences
 FLAT = [[token for sequence in document for token in sequence] for document in DOCUMENTS]
 STREAM = [token for document in FLAT for token in document]
 
@@ -198,7 +198,7 @@ def rewrite(prefix: Path, kind: str, offset: int, number: int) -> None:
 
 
 def test_sequences_that_do_not_follow_each_other_are_named(tmp_path: Path) -> None:
-    """Megatron would read 5 and 10 tokens; the .bin has 5 more between them."""
+    """Megatron would read 5 and 10 tokens; the .bin has 5 other tokens in between."""
     write_token_files(tmp_path / "corpus", [[[1] * 10], [[2] * 10], [[3] * 3]], "uint16")
     rewrite(tmp_path / "corpus", "<i", 34, 5)
     tokens = opened(tmp_path / "corpus")
@@ -345,7 +345,7 @@ def test_json_lines_are_no_documents_of_the_trainer(tmp_path: Path) -> None:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Iterator[Path]:
-    """What save_to_disk writes: two files, of several record batches."""
+    """The output of save_to_disk: two files with several record batches."""
     pytest.importorskip("pyarrow")
     yield write_arrow(tmp_path / "arrow", [[FLAT[:2], FLAT[2:3]], [FLAT[3:]]])
 

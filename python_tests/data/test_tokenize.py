@@ -1,4 +1,4 @@
-"""`axonn-ext tokenize`: the same bytes with any number of processes; what it says of mistakes."""
+"""`axonn-ext tokenize`: the same bytes with any number of processes; its error messages."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ WORDS = ("def", "return", "self", "None", "the", "of", "and", "to\n\n", " ", "x"
 
 
 def prose(num_bytes: int, *, seed: int = 0) -> str:
-    """Text with blank lines and indentation, in which words repeat."""
+    """Text with blank lines, indentation and repeated words."""
     text, state = [], seed
     while num_bytes > 0:
         state = (state * 1103515245 + 12345) % 2**31
@@ -36,7 +36,7 @@ def prose(num_bytes: int, *, seed: int = 0) -> str:
 
 @pytest.fixture(scope="module")
 def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A byte-level BPE of 300 tokens, of which 0 ends a document."""
+    """A byte-level BPE of 300 tokens; token 0 ends a document."""
     tokenizers = pytest.importorskip("tokenizers")
     made = tokenizers.Tokenizer(tokenizers.models.BPE())
     made.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -52,7 +52,7 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def small_units(monkeypatch: pytest.MonkeyPatch) -> int:
-    """Units of 1,000 bytes in this process, so that small texts have many."""
+    """Makes units of 1,000 bytes in this process, so that small texts have many."""
     monkeypatch.setattr(units, "UNIT_BYTES", 1000)
     return 1000
 
@@ -75,7 +75,7 @@ def texts(tmp_path: Path) -> Path:
 
 
 def documents_of(folder: Path) -> list[bytes]:
-    """The documents that are not empty, read in the simplest way."""
+    """The nonempty documents, read in the simplest way."""
     found = [folder / name for name in ("a.txt", "b/big.txt", "c.jsonl", "d.txt", "e.txt")]
     documents = []
     for path in found:
@@ -88,7 +88,7 @@ def documents_of(folder: Path) -> list[bytes]:
 
 
 def tokenize(text: Path, out: Path, *arguments: object) -> list[list[int]]:
-    """Runs the command in this process, and reads what it wrote."""
+    """Runs the command in this process; returns the tokens that it wrote."""
     command = ["tokenize", "--text", str(text), "--out", str(out), *map(str, arguments)]
     assert main(command) == 0
     return read_token_files(out)
@@ -112,7 +112,7 @@ def test_documents_of_bytes(texts: Path, tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("small_units")
 def test_documents_of_a_tokenizer(texts: Path, tmp_path: Path, tokenizer: Path) -> None:
-    """Long documents are cut where that changes no token."""
+    """Long documents are split only where that changes no token."""
     import tokenizers
 
     plain = tokenizers.Tokenizer.from_file(str(tokenizer))
@@ -137,7 +137,7 @@ def test_documents_of_a_tokenizer(texts: Path, tmp_path: Path, tokenizer: Path) 
 def test_any_number_of_processes_writes_the_same(
     tmp_path: Path, tokenizer: Path, vocabulary: str
 ) -> None:
-    """A text of two pieces, and JSON lines; in bytes, which take no time, five times as many."""
+    """A text of two units, and JSON lines; five times as much for bytes, which are fast."""
     bpe = vocabulary != "bytes"
     some = prose(20_000) * (UNIT_BYTES // 19_000 * (1 if bpe else 5))
     folder = tmp_path / "texts"
@@ -204,7 +204,7 @@ def _square() -> object:
 def _fragile() -> object:
     def work(number: int) -> int:
         if number == 3:
-            time.sleep(0.3)  # so that others are done before it
+            time.sleep(0.3)  # so that others finish first
             raise ValueError("three")
         if number == 5:
             raise ValueError("five")

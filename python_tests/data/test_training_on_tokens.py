@@ -1,4 +1,4 @@
-"""Training from token files: the same losses as from the text, resumed or not; and its memory."""
+"""Training from token files: the same losses as from text, also after a resume; and memory."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Capture = pytest.CaptureFixture[str]
 
 @pytest.fixture
 def texts(tmp_path: Path) -> Path:
-    """40 documents of some 2,000 bytes."""
+    """A folder with 40 documents of about 2,000 bytes."""
     folder = tmp_path / "texts"
     folder.mkdir()
     for index in range(40):
@@ -39,7 +39,7 @@ def texts(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def corpus(texts: Path) -> Path:
-    """The same as token files."""
+    """The same documents as token files."""
     out = texts.parent / "corpus"
     assert main(["tokenize", "--text", str(texts), "--out", str(out), "--workers", "1"]) == 0
     return out
@@ -50,7 +50,7 @@ def losses(folder: Path, **overrides: object) -> list[float]:
 
 
 def test_documents_of_token_files_are_examples(texts: Path, tmp_path: Path) -> None:
-    """Those of JSON lines, with the same tokens, train in the same way, and end where asked to."""
+    """They train like JSON lines with the same tokens, and `data.epochs` limits the steps."""
     lines = tmp_path / "lines.jsonl"
     with lines.open("w") as file:
         for text in sorted(texts.iterdir()):
@@ -98,7 +98,7 @@ def test_a_resumed_run_reads_on(corpus: Path, tmp_path: Path, order: str) -> Non
 def test_what_differs_in_a_resumed_run_is_told() -> None:
     saved = dataclasses.asdict(Config())
     for key in ("order", "mixture"):
-        del saved["data"][key]  # as an older version saved it
+        del saved["data"][key]  # as saved by an older version
     assert list(differences(saved, dataclasses.asdict(Config()))) == []
     overrides = (Override("data.order", "documents"),)
     now = dataclasses.asdict(load_config(None, overrides=overrides))
@@ -120,7 +120,7 @@ def test_two_ranks_and_the_command(corpus: Path, tmp_path: Path, capsys: Capture
     )
     lines = [json.loads(line) for line in (tmp_path / "two" / "metrics.jsonl").open()]
     got = [line["loss"] for line in lines if "loss" in line]
-    # Two ranks sum in another order: some 1e-7 of a loss in fp32, which training amplifies.
+    # Two ranks sum in another order: about 1e-7 of a loss in fp32, which training amplifies.
     np.testing.assert_allclose(got, alone, rtol=1e-4)
 
 
@@ -171,10 +171,10 @@ def test_a_token_that_no_vocabulary_has_ends_the_run(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_memory_does_not_grow_with_the_corpus(tmp_path: Path) -> None:
-    """A corpus of 1 GB in 500,000 documents is drawn from until 100 MB of it were read.
+    """Draws from a corpus of 1 GB in 500,000 documents until it has read 100 MB.
 
-    Besides the rows of a batch, which are given back, an epoch keeps 8 bytes for each 1,024
-    documents: 4 KB. 4 MB are what Python and numpy's pool of small arrays may keep.
+    Besides the rows of a batch, which are freed, an epoch keeps 8 bytes per 1,024 documents, 4 KB.
+    The limit of 4 MB allows for Python and numpy's pool of small arrays.
     """
     files = TokenFiles(tmp_path / "large")
     with IndexedWriter(files, np.dtype("<u2")) as writer:

@@ -1,4 +1,4 @@
-"""Generation with a cache on every grid, against the whole model run anew for each token."""
+"""Generation with a cache on every grid, against running the whole model for each token."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from grids import every_grid, grid_of
 from model_cases import CONFIGS, sampled
 
 NEW = 6
-# Several lengths, and a number of prompts that data and z do not divide.
+# Various lengths; data and z do not divide the number of prompts.
 PROMPTS = [[3, 1, 4, 1, 5], [9], [2, 6, 5, 3, 5, 8, 9, 7, 9, 3, 2], [31, 41], [59, 26, 53]]
 SAMPLED = Sampling(temperature=0.8, top_k=20, top_p=0.9, seed=7)
 
 
 def config_of(name: str) -> ModelConfig:
-    """Large initial values: other tokens than the prompt's last must matter to the next one."""
+    """Large initial values, so that the next token depends on more than the prompt's last token."""
     return dataclasses.replace(CONFIGS[name], sequence_length=24, init_std=0.3)
 
 
@@ -47,7 +47,7 @@ def on_grids(
 
 
 def continued(model: PlainTransformer, prompt: list[int], number: int, sampling: Sampling) -> list:
-    """What the whole model chooses, token by token."""
+    """The tokens that the whole model chooses, one by one."""
     tokens = list(prompt)
     for index in range(NEW):
         logits = model(torch.tensor([tokens]))[:, -1].float()
@@ -96,7 +96,7 @@ def test_a_sequence_ends_with_a_stop_id(pool) -> None:
 
 
 def only_low_ids() -> tuple[list[list[int]], list[list[int]]]:
-    """With the ids below 10, and with one above them that ends a text."""
+    """Generates only ids below 10, and then also one above them, which ends a text."""
     model = model_here()
     firsts = [tokens[0] for tokens in generate(model, PROMPTS, max_new_tokens=1)]
     number = firsts.index(max(firsts))
@@ -133,7 +133,7 @@ def test_adapters_take_part(pool) -> None:
 
 
 def lost_logits(rank: int) -> str:
-    """One rank's weights are not finite: every rank must know it."""
+    """The error, which every rank must raise, if one rank's weights are not finite."""
     model = models.build(config_of("llama"), grid_of(GridShape(data=2)), seed=3)
     if model.grid.rank == rank:
         with torch.no_grad():
@@ -198,7 +198,7 @@ def test_sampling_draws_with_the_probabilities(k: int, p: float) -> None:
     rows = choose(logits.expand(draws, 12), sampling, range(draws), 0)
     found = torch.bincount(rows, minlength=12).double() / draws
     assert ((found > 0) == (want > 0)).all()
-    # Five standard deviations of a share of so many draws.
+    # Five standard deviations of a frequency over this many draws.
     assert ((found - want).abs() <= 5 * (want * (1 - want) / draws).sqrt()).all()
     other = choose(logits.expand(100, 12), dataclasses.replace(sampling, seed=2), range(100), 0)
     assert not torch.equal(other, rows[:100])

@@ -1,4 +1,4 @@
-"""The benchmarks on one GPU: what they time is right, and every row is there."""
+"""The benchmarks on one GPU: their results are correct, and no row is missing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Our NCCL communicators on GPUs: what they compute, in which order, and how they fail."""
+"""Our NCCL communicators on GPUs: their results, order and failures."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ pytestmark = [
     pytest.mark.skipif(extension.cuda is None, reason="the CUDA parts are not built"),
 ]
 
-COUNT = 1000  # no multiple of anything that a kernel likes
+COUNT = 1000  # not a multiple of typical block sizes
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64]
 
 
@@ -38,7 +38,7 @@ DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int
 def connected(
     shape: GridShape, *, max_ctas: int = 0, **environment: str
 ) -> Iterator[CommunicatorGrid]:
-    """Communicators made for this test alone."""
+    """Communicators made only for this test."""
     grid = grid_of(shape)
     axes = {a: dist.get_process_group_ranks(grid.group(a)) for a in SUM_ORDER if grid.size(a) > 1}
     communicators = Communicators(axes)
@@ -59,7 +59,7 @@ def values_of(rank: int, count: int, dtype: torch.dtype) -> torch.Tensor:
 
 
 def check_collectives(shape: GridShape, axis: str, max_ctas: int) -> list[str]:
-    """What differs from its definition, on one axis of a grid."""
+    """The collectives on one axis of a grid that differ from their definitions."""
     members = dist.get_process_group_ranks(grid_of(shape).group(axis))
     size, rank = len(members), members.index(dist.get_rank())
     wrong = []
@@ -101,7 +101,7 @@ def test_every_collective(gpu_pool, shape, axis, max_ctas):
 
 
 def overwrite_at_once() -> list[bool]:
-    """Writes an input as soon as the call was waited for, and drops tensors before it ends."""
+    """Overwrites an input right after waiting for its call, and frees tensors before calls end."""
     size = dist.get_world_size()
     right = []
     with connected(GridShape(x=size)) as grid:
@@ -115,7 +115,7 @@ def overwrite_at_once() -> list[bool]:
             dropped = torch.ones(1 << 20, device="cuda")
             lane.all_reduce(dropped, dropped)
             del dropped
-            torch.zeros(1 << 20, device="cuda")  # would lie where `dropped` was
+            torch.zeros(1 << 20, device="cuda")  # would get the memory of `dropped`
             right.append(bool((total == size * step).all()))
     return right
 
@@ -126,7 +126,7 @@ def test_ordered_with_the_current_stream(gpu_pool):
 
 
 def keep_a_tensor() -> bool:
-    """A call is not waited for, and its tensor is kept until the communicators are gone."""
+    """Starts a call without waiting for it, and keeps its tensor longer than the communicators."""
     kept = torch.ones(1 << 20, device="cuda")
     with connected(GridShape(x=dist.get_world_size())) as grid:
         grid.axis("x").all_reduce(kept, kept)
@@ -144,7 +144,7 @@ def test_a_tensor_outlives_the_communicators(gpu_pool):
 
 
 def connect_alone() -> tuple[str, float]:
-    """Rank 0 waits for a rank that does not connect; what it hears, and what CUDA then computes."""
+    """Rank 0 waits for a rank that does not connect; returns the error, and a result of CUDA."""
     if dist.get_rank() != 0:
         return "", 2.0
     assert extension.cuda is not None
@@ -160,7 +160,7 @@ def connect_alone() -> tuple[str, float]:
 
 
 def test_a_rank_that_does_not_connect_leaves_cuda_as_it_was():
-    pool = WorkerPool(2, device="cuda")  # of its own: its ranks have made other numbers of grids
+    pool = WorkerPool(2, device="cuda")  # a new one, as its ranks will differ in their grids
     try:
         (heard, computed), _ = pool.run(connect_alone)
     finally:
@@ -193,7 +193,7 @@ def test_wrong_tensors(gpu_pool):
 
 
 def differ() -> str:
-    """What a rank hears if the other issues something else, where calls are compared."""
+    """A rank's error if the other issues a different call, with comparison of calls enabled."""
     heard = ""
     try:
         with connected(GridShape(x=2), AXONN_DEBUG_COLLECTIVES="1") as grid:
@@ -213,7 +213,7 @@ def test_ranks_that_differ(gpu_pool):
 
 
 def come_late() -> tuple[str, float]:
-    """What a rank hears, and when, if the other stays away longer than the timeout."""
+    """A rank's error, and its time, if the other stays away longer than the timeout."""
     heard, seconds = "", 0.0
     try:
         with connected(GridShape(x=2), AXONN_TIMEOUT_SECONDS="3") as grid:

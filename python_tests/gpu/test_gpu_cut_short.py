@@ -1,4 +1,4 @@
-"""Fused calls that an error of CUDA or NCCL cuts short: what follows them is right, or refused."""
+"""Fused calls interrupted by an error of CUDA or NCCL: later calls are correct, or refused."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def cuda() -> object:
 
 
 def test_copies_that_fail_are_joined(cuda):
-    """Otherwise the call behind writes rows that a copy of the one before still reads."""
+    """Otherwise the next call overwrites rows that a copy of the failed call still reads."""
     link = cuda.EmulatedLink(2, workspace_bytes=WORKSPACE)
     shards, others, want, torchs = gathered(2, (512, 64, 64), "rows", torch.bfloat16, seed=1)
     shards = shards[:1] + [shard.cpu().pin_memory() for shard in shards[1:]]
@@ -46,7 +46,7 @@ def test_copies_that_fail_are_joined(cuda):
 
 
 def cut_short_on_one_stream() -> list[bool]:
-    """Whether each call is right that follows, on another stream, one that was cut short."""
+    """For each interrupted call, whether the next one, on another stream, is correct."""
     shards, others, _, _ = gathered(1, SHAPE, "rows", torch.bfloat16, seed=7)
     group = dist.group.WORLD.group_name
 
@@ -76,7 +76,7 @@ def test_a_call_that_is_cut_short_is_in_front_of_the_next(cuda, gpu_pool):
 
 
 def gathers_over_nccl() -> list[str]:
-    """The errors of two calls, of which the first cannot send on rank 1."""
+    """The errors of two calls; the first fails to send on rank 1."""
     rank, size = dist.get_rank(), dist.get_world_size()
     shards, others, _, _ = gathered(size, SHAPE, "rows", torch.bfloat16, seed=7)
     group = dist.group.WORLD.group_name
@@ -103,7 +103,7 @@ def gathers_over_nccl() -> list[str]:
 def test_a_gather_over_nccl_that_is_cut_short_is_followed_by_none(cuda):
     if torch.cuda.device_count() < 2:
         pytest.skip("a GPU is needed for each of 2 ranks")
-    pool = WorkerPool(2, device="cuda")  # of its own: its communicators are lost
+    pool = WorkerPool(2, device="cuda")  # a new one, as its communicators are lost
     try:
         _, (first, second) = pool.run(gathers_over_nccl)
     finally:
@@ -116,7 +116,7 @@ def test_descriptors_that_the_driver_refuses(cuda):
     a = draw(64, 64, seed=1, dtype=torch.bfloat16)
     want = cuda.gemm(a, a)
     count = counted(DESCRIPTOR, lambda: cuda.gemm(a, a))
-    assert count > 2  # A, B and the result
+    assert count > 2  # for A, B and the result
     for n in range(count):
         fail(DESCRIPTOR, 1, skipped=n)  # CUDA_ERROR_INVALID_VALUE
         with pytest.raises(RuntimeError, match="cudaErrorInvalidValue"):

@@ -1,6 +1,6 @@
-"""Failures that only the GPU in software can be told to have: out of memory at each allocation of a
-training step, a GPU that dies, an error of NCCL, a rank that is killed. They are named, and nothing
-hangs or stays behind.
+"""Failures that only the GPU in software can simulate: out of memory at each allocation of a
+training step, a GPU that dies, an error of NCCL, a rank that is killed. They are reported, nothing
+hangs, and nothing is left over.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ pytestmark = [pytest.mark.gpu, only_in_software]
 
 
 class Step:
-    """A training step of a small GPT-2 that can be done again from the same state."""
+    """A training step of a small GPT-2 that can be repeated from the same state."""
 
     def __init__(self) -> None:
         grid = grid_of(GridShape())
@@ -91,7 +91,7 @@ def error_of(body: Callable[[], object]) -> str:
 
 
 def fail_at_each_allocation() -> tuple[int, list[str]]:
-    """How many allocations a step has, and what went wrong when each one of them failed."""
+    """The number of allocations in a step, and the problems when each of them failed in turn."""
     step, wrong = Step(), []
     want = step.gradients(), step.all_gradients()
     of_gradients, count = allocations_of(step.gradients), allocations_of(step.whole)
@@ -117,7 +117,7 @@ def fail_at_each_allocation() -> tuple[int, list[str]]:
 
 @pytest.fixture
 def rank_that_keeps_no_memory(monkeypatch: pytest.MonkeyPatch) -> Iterator[WorkerPool]:
-    """PyTorch asks CUDA for the memory of each tensor, and gives it back at once."""
+    """A rank where PyTorch allocates each tensor with CUDA, and frees its memory at once."""
     monkeypatch.setenv("PYTORCH_NO_CUDA_MEMORY_CACHING", "1")
     pool = WorkerPool(1, device="cuda")
     yield pool
@@ -134,7 +134,7 @@ def test_each_allocation_of_a_step(rank_that_keeps_no_memory: WorkerPool) -> Non
 
 
 def run_job(monkeypatch: pytest.MonkeyPatch, folder: Path, failure: str) -> tuple[int, str]:
-    """The status and output of a job of two ranks, the second of which meets this failure."""
+    """The status and output of a job of two ranks; rank 1 has this failure."""
     monkeypatch.setenv("GPU_MACHINE_FAIL", f"1:{failure}")
     monkeypatch.setenv("AXONN_TIMEOUT_SECONDS", "30")
     command = [*AXONN, "train", "--grid", "x=2", "--out", str(folder)]
@@ -173,7 +173,7 @@ def test_a_job_with_an_error_of_nccl(monkeypatch, tmp_path, skipped: int) -> Non
 
 
 def end_at_once() -> str:
-    """Rank 1's call is refused, and it ends its communicators; what each rank then hears."""
+    """Rank 1's call fails, and it closes its communicators; returns each rank's error."""
     try:
         with connected(GridShape(x=2), AXONN_TIMEOUT_SECONDS="20") as grid:
             own, end = torch.ones(4, device="cuda"), time.monotonic() + HANG_SECONDS
@@ -183,7 +183,7 @@ def end_at_once() -> str:
             while time.monotonic() < end:
                 grid.check()
                 time.sleep(0.1)
-    except RuntimeError as error:  # of the call or the look, or of the communicators' end
+    except RuntimeError as error:  # from the call, from `check`, or from closing
         return str(error)
     return "nothing"
 
@@ -195,24 +195,24 @@ def test_a_rank_that_fails_and_ends_tells_why(gpu_pool) -> None:
 
 
 def fused_calls_without_end(folder: Path) -> None:
-    """Fused calls one after the other, amid which rank 1 is killed."""
+    """Runs fused calls one after the other; rank 1 is killed during one of them."""
     (folder / str(os.getpid())).touch()
     a = torch.ones(256, 128, device="cuda", dtype=torch.bfloat16)
     b = torch.ones(128, 128, device="cuda", dtype=torch.bfloat16)
     for count in itertools.count():
         if count == 3 and dist.get_rank() == 1:
-            assert mapped_memory(os.getpid())  # what must not stay
-            signal.setitimer(signal.ITIMER_REAL, 0.3)  # nobody handles it: the process ends
+            assert mapped_memory(os.getpid())  # it must not remain
+            signal.setitimer(signal.ITIMER_REAL, 0.3)  # no handler: the process ends
         try:
             matmul_reduce_scatter(a, b, dist.group.WORLD, algorithm="fused")
             torch.cuda.synchronize()
         except RuntimeError:
-            time.sleep(1.0)  # a thread looks ten times a second whether there is a name to report
+            time.sleep(1.0)  # a thread checks ten times per second for a name to report
             raise
 
 
 def mapped_memory(pid: int) -> set[str]:
-    """The inodes of symmetric memory of GPUs that the process maps."""
+    """The inodes of the GPUs' symmetric memory that the process maps."""
     lines = Path(f"/proc/{pid}/maps").read_text().splitlines()
     return {line.split()[4] for line in lines if "memory of a GPU in software" in line}
 
@@ -228,6 +228,6 @@ def test_a_rank_that_is_killed_in_a_fused_call(monkeypatch, capfd, tmp_path) -> 
     assert "rank 1: the process ended" in str(found.value)
     assert "CUDA error" in str(found.value)  # of rank 0
     assert "fused op of rank 0 in group '0' waited in vain for rank 1" in capfd.readouterr().err
-    # Their memory has no name, so it ends with the processes that map it.
+    # Their memory has no name, so it is freed with the last process that maps it.
     pids = [int(path.name) for path in tmp_path.iterdir()]
     assert len(pids) == 2 and not any(Path(f"/proc/{pid}").exists() for pid in pids)

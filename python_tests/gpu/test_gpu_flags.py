@@ -1,4 +1,4 @@
-"""By whom the flags behind copies are raised: the stream's queue, or the copy engine."""
+"""The flags after copies are raised by the stream's queue, or by the copy engine."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SHAPE = (256, 64, 192)
 
 
 def flags_written_by_the_queue() -> list[int]:
-    """How many, of a call in front of a graph, in its capture and replays, and behind them."""
+    """Numbers for a call before a graph, its capture, two replays, and a call after them."""
     rank, size = dist.get_rank(), dist.get_world_size()
     shards, others, want, torchs = gathered(size, SHAPE, "rows", torch.bfloat16, seed=7)
     group = dist.group.WORLD.group_name
@@ -51,7 +51,7 @@ def flags_written_by_the_queue() -> list[int]:
         ("13000", "work", [1, 0, 0, 0, 0]),
         ("13000", "refused", [0] * 5),
         ("13000", "ignored", [0] * 5),
-        ("13010", "ignored", [0] * 5),  # CUDA 13.1, which supports no such writes
+        ("13010", "ignored", [0] * 5),  # CUDA 13.1 does not support such writes
     ],
 )
 def test_queues_write_flags_where_the_driver_can_until_a_graph_counts_calls(
@@ -59,10 +59,10 @@ def test_queues_write_flags_where_the_driver_can_until_a_graph_counts_calls(
 ):
     if torch.cuda.device_count() < 2 or torch.cuda.get_device_capability() != (9, 0):
         pytest.skip("a GPU of sm_90 is needed for each of 2 ranks")
-    assert extension.cuda is not None  # it has the op
+    assert extension.cuda is not None  # the extension has the op
     monkeypatch.setenv("GPU_MACHINE_DRIVER", driver)
     monkeypatch.setenv("GPU_MACHINE_REMOTE_WRITES", writes_to_peers)
-    pool = WorkerPool(2, device="cuda")  # of its own: in others, graphs have captured calls
+    pool = WorkerPool(2, device="cuda")  # a new one, as graphs have captured calls in others
     try:
         found = pool.run(flags_written_by_the_queue)
     finally:

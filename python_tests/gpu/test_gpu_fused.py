@@ -1,6 +1,6 @@
 """The fused GEMMs on one GPU: plain, and between virtual ranks that share it.
 
-What is waited for, signalled and summed is that of real ranks; only the links are not.
+Virtual ranks wait, signal and sum like real ranks; only the links are emulated.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def test_bias_and_residual(cuda, dtype):
 @pytest.mark.parametrize("transposed", LAYOUTS)
 @pytest.mark.parametrize("shape", [(264, 200, 136), (16, 64, 64)], ids=name_of)
 def test_every_tile_that_is_asked_for(cuda, dtype, transposed, shape):
-    """All go through K in one order, so their bits are equal."""
+    """All tiles go through K in the same order, so their bits are equal."""
     m, n, k = shape
     a = stored(draw(m, k, seed=1, dtype=dtype), transposed[0])
     b = stored(draw(k, n, seed=2, dtype=dtype), transposed[1])
@@ -192,8 +192,8 @@ os._exit(0)  # if the context is lost, so is every destructor
 def test_calls_replay_in_a_graph(cuda):
     """The ranks are branches of the graph, which wait for each other.
 
-    CUDA does not promise that branches run side by side. If it runs one after the other, a wait
-    ends after two seconds and ends the context, and so the replays have a process of their own.
+    CUDA does not guarantee that branches run concurrently. If they run one after the other, a wait
+    times out after two seconds and destroys the context, so the replays run in a separate process.
     """
     done = subprocess.run(
         [sys.executable, "-c", REPLAY],
@@ -231,7 +231,7 @@ import os; os._exit(0)  # the context is lost, and with it every destructor
     ],
 )
 def test_a_rank_that_does_not_come_is_named(cuda, call, failure):
-    """Rank, peer, chunk, epoch awaited and seen; in a process whose CUDA the trap ends."""
+    """Reports rank, peer, chunk, expected and seen epoch. In its own process, as it traps."""
     program = textwrap.dedent(ABSENT).replace("{call}", call)
     done = subprocess.run(
         [sys.executable, "-c", program],
@@ -252,14 +252,14 @@ def test_a_rank_that_does_not_come_is_named(cuda, call, failure):
 @pytest.mark.parametrize("world_size", [2, 4])
 @pytest.mark.parametrize("size", ["small", "large"])
 def test_values_and_gradients_of_the_ops(cuda, gpu_pool, size, world_size, op, dim):
-    """Through torch's symmetric memory; on fewer GPUs than ranks, which then take turns."""
+    """Uses torch's symmetric memory; with fewer GPUs than ranks, ranks take turns on a GPU."""
     shapes = {"small": [(128, 256, 128), (64, 64, 192)], "large": [(1024, 512, 512)]}[size]
     for failures in gpu_pool(world_size).run(op_failures, op, dim, "fused", shapes, DTYPES):
         assert not failures, "\n".join(failures)
 
 
 def check_sum_broadcasts() -> tuple[str, list[str]]:
-    """Why there is no multicast, or "", and what differs from the sums that copies hand out."""
+    """Why there is no multicast, or "", and the results that differ from sums sent by copies."""
     rank, size = dist.get_rank(), dist.get_world_size()
     failures = []
 
@@ -274,7 +274,7 @@ def check_sum_broadcasts() -> tuple[str, list[str]]:
             want = total(a, b, "copy_engine")
             results = {"peer_stores": total(a, b, "peer_stores")}
             try:
-                # Back to back: none may overwrite what a slower rank has yet to copy.
+                # Back to back: no call may overwrite data that a slower rank has yet to copy.
                 for step in range(20):
                     results[f"multicast, {step}"] = total(a, b, "multicast")
                     results[f"auto, {step}"] = total(-a, b, "auto").neg()
@@ -282,7 +282,7 @@ def check_sum_broadcasts() -> tuple[str, list[str]]:
                 if "no multicast address" not in str(error):
                     raise
                 return str(error), failures
-            # Ranks need not agree.
+            # Ranks need not use the same way.
             ways = ("copy_engine", "multicast", "peer_stores")
             for step in range(len(ways)):
                 results[f"mixed, {step}"] = total(a, b, ways[(rank + step) % len(ways)])
@@ -297,7 +297,7 @@ def check_sum_broadcasts() -> tuple[str, list[str]]:
 def check_between_gpus(
     gpu_pool, world_size: int, check: Callable[[], tuple[str, list[str]]]
 ) -> None:
-    """Fails with what the ranks found, and skips where it needs multicast, which is not there."""
+    """Fails with the ranks' failures, or skips if multicast is needed but not available."""
     if torch.cuda.device_count() < world_size:
         pytest.skip(f"multicast is between GPUs: {world_size} are needed")
     answers = gpu_pool(world_size).run(check)
@@ -313,10 +313,10 @@ def test_sums_by_multicast_are_those_by_copies(cuda, gpu_pool, world_size):
 
 
 def check_sums_in_the_switch() -> tuple[str, list[str]]:
-    """Why there is no multicast, or "", and what is further from float64 than roundings explain.
+    """Why there is no multicast, or "", and the results with more error than rounding explains.
 
     Each addend is rounded to the dtype once, and so is the sum. In fp32, a product has K roundings
-    and a sum W - 1, each of at most 2^-24 (2^-23, should the switch cut off) of the magnitudes.
+    and a sum W - 1, each of at most 2^-24 (2^-23 if the switch truncates) of the magnitudes.
     """
     rank, size = dist.get_rank(), dist.get_world_size()
     group = dist.group.WORLD.group_name
@@ -354,7 +354,7 @@ def test_sums_in_the_switch_are_as_exact_as_roundings_allow(cuda, gpu_pool, worl
 
 
 def calls_and_replays_in_turn(features: int, num_replays: int) -> list[bool]:
-    """Whether their results are right, on two streams that nothing else orders."""
+    """Whether the results are right, on two streams without further synchronization."""
     group, rank = dist.group.WORLD.group_name, dist.get_rank()
     a, b = (draw(features, features, seed=rank + first, dtype=torch.bfloat16) for first in (0, 50))
 
@@ -385,7 +385,7 @@ def test_replays_are_ordered_with_other_calls(cuda, gpu_pool, world_size, featur
 
 
 def check_gathers_over_nccl(shape: tuple[int, int, int]) -> None:
-    """All forms, several calls in flight, between calls over symmetric memory."""
+    """Checks all forms, with several calls in flight, interleaved with symmetric memory's calls."""
     rank, size = dist.get_rank(), dist.get_world_size()
 
     def call(shard: Tensor, other: Tensor, arriving: str, transport: str) -> Tensor:
@@ -408,8 +408,8 @@ def check_gathers_over_nccl(shape: tuple[int, int, int]) -> None:
 @pytest.mark.parametrize("shape", [(256, 64, 192), (2048, 1536, 1024)], ids=name_of)
 @pytest.mark.parametrize("world_size", [2, 4])
 def test_gathers_over_nccl(cuda, gpu_pool, world_size, shape):
-    # Processes that share a GPU take turns, and NCCL's kernels on it must run side by side with
-    # those that wait for them.
+    # Processes that share a GPU take turns, but NCCL's kernels must run concurrently with the
+    # kernels that wait for them.
     if torch.cuda.device_count() < world_size:
         pytest.skip(f"a GPU is needed for each of {world_size} ranks")
     gpu_pool(world_size).run(check_gathers_over_nccl, shape)
@@ -425,7 +425,7 @@ def test_transports_that_there_are_not(cuda):
 
 
 def check_linears(layout: str) -> list[str]:
-    # A rounding of each part of a sum, and of the result, over one and two reductions.
+    # One rounding for each part of a sum and one for the result, in one or two reductions.
     limit = 8 * torch.finfo(torch.bfloat16).eps
     return linear_failures(
         every_grid(), layout, "fused", dtype=torch.bfloat16, sizes=(256, 512, 1024), limit=limit
@@ -446,7 +446,7 @@ def test_linear_on_every_grid(cuda, gpu_pool, world_size, layout):
 @pytest.mark.parametrize("size", [2, 4])
 def test_rows_that_come_from_the_host(cuda, size, shape):
     link = cuda.EmulatedLink(size, workspace_bytes=WORKSPACE)
-    for seed in range(3):  # new rows each time: old ones lie where they come
+    for seed in range(3):  # new rows each time, as the workspace still holds the old ones
         shards, others, want, torchs = gathered(
             size, shape, "rows", torch.bfloat16, seed=1000 * seed
         )

@@ -1,4 +1,4 @@
-"""The labels of Goldfish loss on GPUs: those of the CPU, without a wait of the host."""
+"""The labels of Goldfish loss on GPUs: the same as on the CPU, without making the host wait."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What tests can make the GPU in software do that a driver may do, too (docs/emulate_torch.md)."""
+"""Behavior of drivers that tests can request from the GPU in software (docs/emulate_torch.md)."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ pytestmark = [pytest.mark.gpu, only_in_software]
 
 
 def write_to_peer() -> tuple[str, list[int]]:
-    """What rank 0 or 1 hears as its stream writes to the other's GPU, and its own two words.
+    """A rank's error as its stream writes to the other rank's GPU, and its own two words.
 
-    It writes the first one itself, and the other rank the second one.
+    The rank itself writes the first word, and the other rank the second.
     """
     rank, write = dist.get_rank(), symm_mem._SymmetricMemory.stream_write_value32
     own = symm_mem.empty(2, dtype=torch.uint32, device="cuda").zero_()

@@ -1,4 +1,4 @@
-"""Linear, a transformer and a single GPU's speed, against the CPU and plain torch."""
+"""Linear and a transformer against the CPU, and the speed of one GPU against plain torch."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_linear_on_every_grid(gpu_pool, world_size, layout, algorithm):
 
 
 def loss_and_gradients(device: str, layout: str) -> tuple[float, dict[str, torch.Tensor]]:
-    """Of a small GPT-2 on the world's grid over x, in fp64."""
+    """Loss and gradients of a small GPT-2 on a grid over x with all ranks, in fp64."""
     grid = grid_of(GridShape(x=dist.get_world_size()))
     config = ModelConfig(
         vocab_size=64, hidden_size=32, num_layers=2, num_heads=4, sequence_length=16
@@ -63,7 +63,7 @@ def test_a_model_equals_that_of_the_cpu(pool, gpu_pool, world_size, layout):
 
 
 def check_initial_values() -> float:
-    """Largest difference between the values that both devices draw, in steps of fp32."""
+    """The largest difference between the values drawn on the two devices, in ulps of fp32."""
     grid = grid_of(GridShape())
     on_cpu, on_gpu = (
         nn.Linear(64, 96, grid=grid, role="expand", device=device) for device in ("cpu", "cuda")
@@ -112,4 +112,4 @@ def speed_against_torch(bias: bool) -> float:
 @pytest.mark.parametrize("bias", [True, False])
 def test_one_gpu_is_as_fast_as_torch(gpu_pool, bias):
     (ratio,) = gpu_pool(1).run(speed_against_torch, bias)
-    assert ratio < 1.2  # `axonn-ext bench` measures how much
+    assert ratio < 1.2  # `axonn-ext bench` measures it precisely

@@ -24,7 +24,7 @@ def test_rows_equal_those_in_float64(dtype, in_place):
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_rows_that_begin_anywhere(dtype):
-    """Rows that are not aligned to 16 bytes, and gradients that are aligned in another way."""
+    """Rows that are not aligned to 16 bytes, and gradients with a different alignment."""
     for first in range(9):
         for columns in (1, 7, 8, 9, 1001):
             whole = make_logits(3, columns + first + 1, dtype, "random").cuda()
@@ -55,13 +55,13 @@ def test_a_call_makes_no_copy_of_the_logits():
         )
         torch.autograd.grad(losses.sum(), computed)
 
-    rows_only = 64 * 512  # a few numbers a row
+    rows_only = 64 * 512  # a few numbers per row
     assert peak_bytes(lambda: call(False), "cuda") <= logits.nbytes + rows_only
     assert peak_bytes(lambda: call(True), "cuda") <= rows_only
 
 
 def errors_on_a_side_stream() -> tuple[float, float]:
-    """Of the module over x: of the loss and of the gradient, relative to its largest element."""
+    """The module's errors over x: of the loss, and of the gradient relative to its maximum."""
     size = dist.get_world_size()
     grid = grid_of(GridShape(x=size))
     logits = make_logits(64, 300 * size, torch.float64, "random")

@@ -1,6 +1,6 @@
 """The ops on GPUs, over NCCL: values and gradients against float64, streams, graphs, `auto`.
 
-Ranks that outnumber the GPUs share them: every collective is NCCL's own, joined by sockets.
+If there are more ranks than GPUs, ranks share GPUs, and NCCL connects them by sockets.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from grids import relative_error
 
 pytestmark = pytest.mark.gpu
 
-# M, K, N of one rank: ragged, empty, tile-sized, and large enough to be cut into chunks.
+# M, K, N of one rank: ragged, empty and tile-sized; and one large enough to be split into chunks.
 SHAPES = [(3, 5, 7), (33, 64, 129), (0, 4, 3), (4, 0, 3), (2, 3, 0), (128, 256, 128)]
 CHUNKED_SHAPE = (2048, 2048, 4096)
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
@@ -39,7 +39,7 @@ def test_matrices_that_are_cut_into_chunks(gpu_pool, op, dim):
 
 
 def check_fused_is_refused() -> None:
-    """Where there is none: of collectives alone, of float32, and where nothing is built for it."""
+    """Checks errors where "fused" does not exist: plain collectives, float32, missing kernels."""
     a = torch.ones(4, 4, device="cuda")
     with pytest.raises(NotImplementedError, match="algorithm='fused' exists on cpu only"):
         torch.ops.axonn.all_reduce(a, "sum", dist.group.WORLD.group_name, 2, "fused")
@@ -53,7 +53,7 @@ def test_fused_is_refused(gpu_pool, world_size):
 
 
 def check_side_stream(algorithm: str) -> list[float]:
-    """Calls on a stream of its own, memory of one call free for the next at once."""
+    """Runs calls on a side stream, where each call may reuse the memory of the one before."""
     rank, size = dist.get_rank(), dist.get_world_size()
     a, b = (torch.randn(512, 512, device="cuda") + rank for _ in range(2))
     stream = torch.cuda.Stream()
@@ -76,7 +76,7 @@ def test_on_a_stream_of_the_users(gpu_pool, algorithm):
 
 
 def check_graph(algorithm: str) -> list[float]:
-    """A forward and backward pass captured once, replayed on other values."""
+    """Captures a forward and backward pass once, and replays it on other values."""
     group = dist.group.WORLD
     a = torch.randn(256, 128, device="cuda", requires_grad=True)
     b = torch.randn(128, 64, device="cuda", requires_grad=True)

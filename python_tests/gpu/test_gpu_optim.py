@@ -1,4 +1,4 @@
-"""AdamW with its state on the host, or divided over data, held to one without either."""
+"""AdamW with its state on the host, or sharded over data, compared with plain AdamW."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.gpu
 
 
 def train(offload: str, dtype: torch.dtype, steps: int) -> tuple[list[torch.Tensor], int, int]:
-    """Returns the weights, the bytes at the peak, and the number of parameters."""
+    """Returns the weights, the peak memory in bytes, and the number of parameters."""
     gc.collect()
     before = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()
@@ -40,10 +40,10 @@ def train(offload: str, dtype: torch.dtype, steps: int) -> tuple[list[torch.Tens
 @pytest.mark.parametrize("offload", ["cpu", "disk"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 def test_as_on_the_device(offload: str, dtype: torch.dtype) -> None:
-    """GPU and host may round a fused multiply and add otherwise, so bits may differ in fp32.
+    """GPU and host may round a fused multiply-add differently, so bits may differ in fp32.
 
-    An update is at most about lr; a rounding of a moment changes it by a few units of 2**-24, and
-    of a weight in low precision by one unit of its last place at most.
+    An update is at most about lr. A rounding of a moment changes it by a few units of 2**-24, and
+    changes a weight in low precision by at most one unit in its last place.
     """
     ours, _, _ = train(offload, dtype, 20)
     theirs, _, _ = train("none", dtype, 20)

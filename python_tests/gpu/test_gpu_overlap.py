@@ -52,7 +52,7 @@ def test_the_same_bits_on_and_off(gpu_pool, case, shape, communicators):
 
 
 def transports_used() -> list[type]:
-    """By default; with a limit of SMs; on c10d's groups."""
+    """The transports of three runs: by default, with a limit of SMs, on c10d's groups."""
     model = stack(grid_of(GridShape(z=2)), 64, 1)
     used = []
     for overlap in (Overlap(), Overlap(max_ctas=2), Overlap(communicators="c10d")):
@@ -69,7 +69,7 @@ def test_communicators_of_our_own_are_the_default(gpu_pool):
 
 
 def drop_collectives(communicators: str) -> list[bool]:
-    """Whether memory of a collective that nobody waits for is free only when it has ended."""
+    """Whether the memory of a collective without a wait is reused only after it has ended."""
     model = stack(grid_of(GridShape(z=2)), 64, 1)
     right = []
     with Orchestrator(model, Overlap(communicators=communicators)) as run:
@@ -81,7 +81,7 @@ def drop_collectives(communicators: str) -> list[bool]:
             place = data.data_ptr()
             del data
             other = torch.zeros(1 << 20, device="cuda")
-            assert other.data_ptr() == place  # otherwise this test says nothing
+            assert other.data_ptr() == place  # otherwise this test proves nothing
             torch.cuda.synchronize()
             right.append(not other.any().item())
             del other
@@ -94,7 +94,7 @@ def test_a_collective_that_is_dropped_keeps_its_memory_until_it_ends(gpu_pool, c
 
 
 def stay_away(communicators: str) -> tuple[str, float]:
-    """What rank 0 hears of a rank that does not come to a step's collectives, and when."""
+    """The error, and its time, if rank 1 does not take part in a step's collectives."""
     with mock.patch.dict(os.environ, AXONN_TIMEOUT_SECONDS="5"):
         grid = Grid(z=2)
         model, x = stack(grid, 64, 1), torch.ones(8, 64, device="cuda")
@@ -161,13 +161,13 @@ def test_times_are_those_of_the_streams(gpu_pool, tmp_path):
     for totals, profiled in gpu_pool(2).run(measure_steps, str(tmp_path)):
         assert profiled
         tasks, busy, exposed = totals["z"]
-        # Of each step: the weights, their gradients, the biases' together, the check of the order.
+        # Each step has 4 weights, their 4 gradients, the biases together, and the order check.
         assert tasks == 2 * (4 + 4 + 1 + 1)
         assert exposed >= 0 and 0 < busy < 60
 
 
 def peak_of_gathered_weights() -> tuple[int, int]:
-    """Bytes that inference adds to the allocator's peak, with a budget of one weight and of all."""
+    """Bytes that inference adds to the allocator's peak, with a budget of one weight or of all."""
     grid = grid_of(GridShape(z=2))
     width, peaks = 2048, []
     for num_held in (1, 8):
@@ -178,7 +178,7 @@ def peak_of_gathered_weights() -> tuple[int, int]:
             with torch.no_grad():
                 model(x)  # learns the order
                 run.end_step()
-                gc.collect()  # the model before this one and its orchestrator know each other
+                gc.collect()  # the previous model and its orchestrator form a cycle
                 before = torch.cuda.memory_allocated()
                 torch.cuda.reset_peak_memory_stats()
                 model(x)
@@ -191,11 +191,11 @@ def test_the_allocator_sees_the_budget(gpu_pool):
     weight, small = 2048**2 * 4, 1 << 20
     for tight, ample in gpu_pool(2).run(peak_of_gathered_weights):
         assert weight <= tight <= weight + small
-        assert 2 * weight <= ample <= 2 * weight + small  # one in use, one on its way
+        assert 2 * weight <= ample <= 2 * weight + small  # one in use, one being gathered
 
 
 def on_two_streams() -> list[float]:
-    """Steps whose forward runs on another stream than backward, against steps as usual."""
+    """Errors of steps whose forward and backward use different streams, against normal steps."""
     gradients = []
     for side in (torch.cuda.Stream(), torch.cuda.current_stream()):
         model = stack(grid_of(GridShape(z=2)), 512, 4)
@@ -233,7 +233,7 @@ def test_collectives_are_compared(gpu_pool):
 
 
 def replay(shape: GridShape, capture_error_mode: str, communicators: str) -> list[float]:
-    """Gradients of a step that was captured, on values that came later, against a step as usual."""
+    """Errors of a captured step's gradients, replayed on new values, against a normal step."""
     model, x = stack(grid_of(shape), 256, 3), torch.randn(64, 256, device="cuda")
     with Orchestrator(model, Overlap(bucket_bytes=4096, communicators=communicators)) as run:
 

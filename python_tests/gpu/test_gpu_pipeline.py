@@ -1,4 +1,4 @@
-"""Pipelines whose messages cross between GPUs, against the same ones on the CPU."""
+"""Pipelines with messages between GPUs, against the same pipelines on the CPU."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_a_pipeline_equals_that_of_the_cpu(pool, gpu_pool, shape, options):
 
 
 def fails_and_begins_anew() -> tuple[str, float]:
-    """The error where the last stage's loss refuses a shape, and the loss of a new pipeline."""
+    """The error if the last stage's loss refuses a shape, and the loss of a new pipeline."""
     grid = grid_of(GridShape(pipe=2))
     layers = [nn.Linear(4, 4, device="cuda") for _ in range(2)]
     x, bad = torch.ones(2, 4, device="cuda"), torch.ones(2, 3, device="cuda")

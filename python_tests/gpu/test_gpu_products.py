@@ -1,4 +1,4 @@
-"""Products by kernels on a GPU: each is right, what is chosen and kept is what runs."""
+"""Products by kernels on a GPU: each is correct, and the chosen, recorded one runs."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_kernels_left_out_by_the_settings_are_another_record(tmp_path: Path):
 
 
 def test_other_rows_of_memory_have_the_same_algorithms():
-    """A name is looked up for the operands at hand: with gaps between rows, or another address."""
+    """A name also finds the kernel for operands with gaps between rows, or at another address."""
     whole = laid_out(1024, 1024, "N", torch.bfloat16, "cuda")
     a, b, _ = operands((512, 512, 512), "NN", torch.bfloat16)
     exact_of = {False: a.double() @ b.double(), True: whole[:512, 256:768].double() @ b.double()}
@@ -108,7 +108,7 @@ def test_other_rows_of_memory_have_the_same_algorithms():
                 try:
                     got = torch.ops.axonn._tuned_mm(x, b, None, name)
                 except NotImplementedError:
-                    assert strided, name  # it is not among those for these; Linears use torch's
+                    assert strided, name  # not available for these; Linears use torch's
                     continue
                 error = relative_error(got, exact_of[strided])
                 assert error <= bound(torch.bfloat16, 512), name

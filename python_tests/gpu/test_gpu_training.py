@@ -1,4 +1,4 @@
-"""Training by the command on GPUs: what CPUs learn, and the same bits each time."""
+"""Training on GPUs by the command: the losses of CPUs, and the same bits each time."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ RUNS = {
         "pipeline.schedule": "1f1b", "overlap.mode": "on", "parallel.algorithm": "sequential"
     },
 }  # fmt: skip
-# A GPU's matrix products and exponentials round otherwise than a CPU's: 1e-7 at a step.
+# A GPU's matrix products and exponentials round differently from a CPU's: 1e-7 per step.
 FP32_ERROR = 1e-5
-# 8 bits of mantissa: a rounding of 2^-9 in each of some hundred operations, at random, and again in
-# each of six steps; the losses, of about 5, differ by less than this part.
+# With 8 bits of mantissa, about a hundred operations have random rounding errors of 2^-9 in each of
+# six steps. The relative differences of the losses, about 5, are below this.
 BF16_ERROR = 2e-2
 
 
@@ -45,7 +45,7 @@ def norms(folder: Path) -> list[float]:
 
 @pytest.fixture(scope="module")
 def on_gpus(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[Path, list[float]]]:
-    """`on_gpus(grid)`: the folder and the losses of a run on GPUs, which is made once."""
+    """`on_gpus(grid)`: the folder and the losses of a run on GPUs, cached by grid."""
     done: dict[str, tuple[Path, list[float]]] = {}
 
     def get(grid: str) -> tuple[Path, list[float]]:

@@ -1,7 +1,7 @@
-"""The Triton kernels on a GPU: the interpreter's checks, and what the interpreter cannot tell.
+"""The Triton kernels on a GPU: the interpreter's checks, and those the interpreter cannot make.
 
-The fused kernels run between virtual ranks, in processes that do not load CUTLASS's module: there,
-they are Triton's on GPUs of sm_90, too.
+The fused kernels run between virtual ranks, in processes that do not load CUTLASS's module, so that
+they are Triton's even on sm_90.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ DTYPES = ["bf16", "fp16"]
 
 
 def load(name: str) -> ModuleType:
-    """A module that imports triton, which is not imported where no test of this file runs."""
+    """Imports a module that needs triton, only once a test of this file runs."""
     return importlib.import_module(name)
 
 
@@ -112,7 +112,7 @@ os._exit(0)  # the context is lost, and with it every destructor
 
 
 def run_without_cutlass(program: str) -> Any:
-    """What the program prints last, as JSON."""
+    """Runs the program; returns the last line of its output, parsed as JSON."""
     done = subprocess.run(
         [sys.executable, "-c", WITHOUT_CUTLASS + program],
         capture_output=True, text=True, timeout=HANG_SECONDS, check=False,
@@ -136,7 +136,7 @@ def test_fused_calls(target):
     [("rows", (64, 64)), ("columns", (64, 64)), ("inner", (64, 128)), ("inner_a", (128, 64))],
 )
 def test_a_rank_that_does_not_come_is_named(arriving, other):
-    """Rank, peer, chunk, epoch awaited and seen; in a process whose CUDA the trap ends."""
+    """Reports rank, peer, chunk, expected and seen epoch. In its own process, as it traps."""
     program = ABSENT.replace("{other}", str(other)).replace("{arriving}", arriving)
     error, found = run_without_cutlass(program)
     assert error in {"AcceleratorError", "RuntimeError"}

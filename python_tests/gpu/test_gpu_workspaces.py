@@ -1,4 +1,4 @@
-"""The memory that fused ops keep between calls: how much it is, and how it is freed."""
+"""The memory that fused ops keep between calls: its size, and how it is freed."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from worker_pool import WorkerPool
 pytestmark = pytest.mark.gpu
 
 SHAPE = (256, 64, 192)
-FRONT, PAGE = 132096, 2 << 20  # bytes of flags, and the least memory
+FRONT, PAGE = 132096, 2 << 20  # bytes of flags, and of the smallest allocation
 MIB = 1 << 20
 
 
 @pytest.fixture
 def pool():
-    """Makes two ranks whose workspaces no other test has used."""
+    """Two ranks whose workspaces no other test has used."""
     if torch.cuda.device_count() < 2 or torch.cuda.get_device_capability() != (9, 0):
         pytest.skip("a GPU of sm_90 is needed for each of 2 ranks")
     pool = WorkerPool(2, device="cuda")
@@ -36,7 +36,7 @@ def pool():
 def a_gather(
     shape: tuple[int, int, int] = SHAPE, *, in_turn: bool = False
 ) -> tuple[Callable[[], Tensor], Callable[[Tensor], None]]:
-    """A fused gather, and what checks its result."""
+    """A fused gather, and a function that checks its result."""
     rank, size = dist.get_rank(), dist.get_world_size()
     shards, others, want, torchs = gathered(size, shape, "rows", torch.bfloat16, seed=7)
 
@@ -112,7 +112,7 @@ def test_what_a_graph_uses_is_not_released(pool):
 
 
 def without_memory_on_rank_1() -> str:
-    """What a rank hears of a first call without memory on rank 1; the next call works."""
+    """A rank's error in a first call for which rank 1 lacks memory; the next call works."""
     if dist.get_rank() == 1:
         fail("cuMemCreate", OUT_OF_MEMORY)
     with pytest.raises(RuntimeError) as error:

@@ -1,4 +1,4 @@
-"""Accelerate's minimal script with AxonnAccelerator: losses and states of one plain process."""
+"""Accelerate's minimal script with AxonnAccelerator: the losses and states of a plain process."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ pytest.importorskip("accelerate")
 
 SCRIPT = "accelerate_script.py"
 GRIDS = ["x=2", "y=2", "z=2", "x=1", "x=2,y=2", "y=2,z=2", "x=2,z=2", "x=2,data=2", "x=4"]
-# All is computed in fp64, whose unit is 1e-16; ten steps of SGD with momentum amplify sums in
-# another order by a few powers of ten.
+# Everything is computed in fp64, whose unit is 1e-16. Ten steps of SGD with momentum amplify the
+# error of sums in another order by a few powers of ten.
 BOUND = 1e-11
 
 
 def orders() -> list[list[int]]:
-    """Accelerate's sampler, whose order does not depend on the number of processes."""
+    """The orders of Accelerate's sampler, which do not depend on the number of processes."""
     generators = [torch.Generator().manual_seed(3 + epoch) for epoch in range(EPOCHS)]
     return [torch.randperm(len(dataset()), generator=g).tolist() for g in generators]
 
@@ -46,7 +46,7 @@ def test_losses_are_those_of_one_process(tmp_path: Path, grid: str) -> None:
     num_processes = 2 if GRIDS.index(grid) < 4 else 4
     expected, model, _ = plain_losses(orders())
     assert largest_difference(run_grid(grid, num_processes, tmp_path), expected) < BOUND
-    # What is saved is the plain model's state, so that it loads without us.
+    # The saved state is that of the plain model, so it loads without axonn_ext.
     for folder in ("state", "model"):
         loaded = Net().double()
         loaded.load_state_dict(load_file(tmp_path / folder / "model.safetensors"))
@@ -69,7 +69,7 @@ def test_accumulates_and_clips(tmp_path: Path, grid: str, num_processes: int) ->
 
 
 def test_a_checkpoint_goes_on_on_another_grid(tmp_path: Path) -> None:
-    """Also in the optimizer's momentum; and Accelerate in one process loads what a grid saved."""
+    """The optimizer's momentum moves, too; and plain Accelerate loads a grid's checkpoint."""
     first = tmp_path / "first"
     expected = run_grid("x=2,y=2", 4, first, "--epochs=1")
     load = f"--load={first / 'state'}"
@@ -84,7 +84,7 @@ def test_a_checkpoint_goes_on_on_another_grid(tmp_path: Path) -> None:
 
 
 def test_bf16_trains(tmp_path: Path) -> None:
-    """Autocast reaches the 4D Linears: bf16 has 8 bits, so losses differ by some 2^-8."""
+    """Autocast applies to the 4D Linears: bf16 has 8 bits, so losses differ by about 2^-8."""
     expected, _, _ = plain_losses(orders())
     found = run_grid("x=2", 2, tmp_path, "--precision=bf16")
     assert 1e-6 < largest_difference(found, expected) < 0.05

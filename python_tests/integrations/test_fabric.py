@@ -1,4 +1,4 @@
-"""Fabric's minimal script with AxonnStrategy: the losses and states of one plain process."""
+"""Fabric's minimal script with AxonnStrategy: the losses and states of a plain process."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from framework_cases import (
 pytestmark = pytest.mark.slow
 SCRIPT = "fabric_script.py"
 GRIDS = ["x=2", "y=2", "z=2", "x=1", "x=2,y=2", "y=2,z=2", "x=2,z=2", "x=2,data=2", "x=4"]
-# Fabric's "64-true" rounds the model's outputs, and so the loss, to fp32 (6e-8). Ten steps of SGD
-# add these up; the model itself computes in fp64.
+# Fabric's "64-true" rounds the model's outputs, and so the loss, to fp32 (6e-8). These errors add
+# up over ten steps of SGD; the model itself computes in fp64.
 BOUND = 2e-6
 
 
 def orders() -> list[list[int]]:
-    """Fabric's sampler on one process, whose batches are those of all ranks together."""
+    """Fabric's orders in one process, whose batches are those of all ranks together."""
     found = []
     for epoch in range(EPOCHS):
         sampler = DistributedSampler(dataset(), num_replicas=1, rank=0, seed=0)
@@ -54,7 +54,7 @@ def test_losses_are_those_of_one_process(tmp_path: Path, grid: str) -> None:
     num_processes = 2 if GRIDS.index(grid) < 4 else 4
     expected, model, _ = plain_losses(orders())
     assert largest_difference(run_grid(grid, num_processes, tmp_path), expected) < BOUND
-    # What is saved is the plain model's state, so that it loads without us.
+    # The saved state is that of the plain model, so it loads without axonn_ext.
     saved = torch.load(tmp_path / "state.ckpt", weights_only=True)
     loaded = Net().double()
     loaded.load_state_dict(saved["model"])
@@ -72,7 +72,7 @@ def test_accumulates_and_clips(tmp_path: Path, grid: str, num_processes: int) ->
 
 
 def test_a_checkpoint_goes_on_on_another_grid(tmp_path: Path) -> None:
-    """Also in the optimizer's momentum; and DDP in one process loads what a grid saved."""
+    """The optimizer's momentum moves, too; and DDP in one process loads a grid's checkpoint."""
     first = tmp_path / "first"
     expected = run_grid("x=2,y=2", 4, first, "--epochs=1")
     load = f"--load={first / 'state.ckpt'}"
@@ -91,7 +91,7 @@ def test_a_checkpoint_goes_on_on_another_grid(tmp_path: Path) -> None:
     [("bf16-mixed", 8), ("bf16-true", 8), ("16-true", 11), ("32-true", 24)],
 )
 def test_precisions(tmp_path: Path, precision: str, bits: int) -> None:
-    """The plugin reaches the 4D Linears: losses differ by some units of the last of its bits."""
+    """The plugin applies to the 4D Linears: losses differ by a few units of its last bit."""
     expected, _, _ = plain_losses(orders())
     found = run_grid("x=2", 2, tmp_path, f"--precision={precision}")
     assert 2.0 ** -(bits + 3) < largest_difference(found, expected) < 20 * 2.0**-bits
@@ -134,7 +134,7 @@ class Other(Precision):
 @pytest.mark.parametrize(
     ("plugin", "message"),
     [
-        # On CPUs Fabric itself takes bf16-mixed in its place.
+        # On CPUs, Fabric itself replaces it by bf16-mixed.
         (MixedPrecision("16-mixed", "cpu", torch.amp.GradScaler("cpu")), "'16-mixed' is not supp"),
         (Other(), r"'8-true' \(Other\) is not supported"),
     ],

@@ -1,4 +1,4 @@
-"""What both frameworks' classes are made of, without the frameworks: gradients, states, errors."""
+"""The common part of both frameworks' classes: gradients, states and errors."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Net(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.first = nn.Linear(IN, HIDDEN)
-        self.norm = nn.BatchNorm1d(HIDDEN).eval()  # has buffers, one of which is a number
+        self.norm = nn.BatchNorm1d(HIDDEN).eval()  # has buffers, one of them a scalar
         self.tied = nn.Linear(HIDDEN, HIDDEN, bias=False)
         self.also = nn.Linear(HIDDEN, HIDDEN, bias=False)
         self.also.weight = self.tied.weight
@@ -45,19 +45,19 @@ def batch(step: int, world_size: int) -> tuple[Tensor, Tensor]:
 
 
 def loss_of(model: nn.Module, step: int, grid: Grid | None, world_size: int) -> Tensor:
-    """A mean over this rank's rows; grid: None for those of all ranks."""
+    """The mean loss over this rank's rows; grid=None: over those of all ranks."""
     x, labels = batch(step, world_size)
     rows = slice(None) if grid is None else slice(grid.rank * ROWS, (grid.rank + 1) * ROWS)
     return F.cross_entropy(model(x[rows]), labels[rows])
 
 
 def errors_of(shape: GridShape, synced_each_time: bool) -> dict[str, float]:
-    """Of gradients that two backwards have added up, of the norm, of two steps, and of states."""
+    """Errors of gradients summed over two backwards, of the norm, of two steps, and of states."""
     grid = grid_of(shape)
     size = grid.world_size
-    reference, model = plain(), plain(seed=1 + grid.rank)  # rank 0's values count
+    reference, model = plain(), plain(seed=1 + grid.rank)  # rank 0's values are used
     models = models_on(grid)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)  # before, as scripts do
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)  # before placing, as scripts do
     models.place(model)
     models.attach(optimizer)
     reference_optimizer = torch.optim.AdamW(reference.parameters(), lr=0.1)
@@ -68,7 +68,7 @@ def errors_of(shape: GridShape, synced_each_time: bool) -> dict[str, float]:
             if micro_step == step and not synced_each_time:
                 with models.no_sync(model):
                     with models.no_sync(model):
-                        pass  # its end does not end the other
+                        pass  # leaving the inner context must not end the outer one
                     with models.backward():
                         loss_of(model, micro_step, grid, size).backward()
                 own, all_ranks = model.norm.bias.grad, reference.norm.bias.grad
@@ -80,7 +80,7 @@ def errors_of(shape: GridShape, synced_each_time: bool) -> dict[str, float]:
         found = full_gradients(model)
         assert found.keys() == want.keys()
         errors |= {f"gradient of {n}": relative_error(g, want[n]) for n, g in found.items()}
-        # A part of the parameters, as where there are several optimizers.
+        # Only some of the parameters, as with several optimizers.
         parts = [[*m.first.parameters(), *m.head.parameters()] for m in (reference, model)]
         norm = nn.utils.clip_grad_norm_(parts[0], 0.01)
         errors["norm"] = relative_error(models.clip_grad_norm_(parts[1], 0.01), norm)
@@ -122,7 +122,7 @@ def test_gradients_and_states_are_those_of_a_plain_model(pool, world_size):
 
 
 def made(shape: GridShape, seed: int = 1) -> tuple[PlacedModels, nn.Module, torch.optim.Optimizer]:
-    """After a step, so that the optimizer has a state."""
+    """A placed model and its optimizer, after a step, so that the optimizer has a state."""
     models, model = models_on(grid_of(shape)), plain(seed)
     models.place(model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
@@ -140,7 +140,7 @@ def same(a: object, b: object) -> bool:
 
 
 def states_move(folder: str) -> list[bool]:
-    """From one grid to another, to a plain model and back, and through our own checkpoints."""
+    """Moves states to another grid, to a plain model and back, and through our checkpoints."""
     _, model, optimizer = made(GridShape(x=2, y=2))
     _, other, other_optimizer = made(GridShape(y=2, z=2), seed=2)
     state, optimizer_state = model.state_dict(), optimizer.state_dict()
@@ -201,7 +201,7 @@ def messages() -> dict[str, str]:
     stepped(torch.randn(2, IN, dtype=torch.float64)).sum().backward()
     late.step()
     models.place(stepped)
-    # Deliberately a block in place of a whole tensor.
+    # Deliberately a block instead of the full tensor.
     block = {"first.weight": torch.zeros(HIDDEN // 2, IN)}
     state = optimizer.state_dict()
     state["state"][0] = {"exp_avg": torch.zeros(3, 3)}
@@ -248,7 +248,7 @@ def test_errors_are_named_on_every_rank(pool):
 
 
 def two_models(shape: GridShape) -> dict[str, float]:
-    """Only models that a loss reached are averaged, once; frozen ones may be trained later."""
+    """Only models that a loss reached are averaged, once; frozen weights may be trained later."""
     grid = grid_of(shape)
     models, pair, references = models_on(grid), [plain(1), plain(2)], [plain(1), plain(2)]
     for model, reference in zip(pair, references, strict=True):

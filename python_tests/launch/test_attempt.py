@@ -1,4 +1,4 @@
-"""The name of a start of a job, in a store that keeps what earlier starts have set."""
+"""The name of a job's start, in a store that still has the keys of earlier starts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from limits import HANG_SECONDS
 
 
 def start(store: HashStore, size: int, *, order: Sequence[int] = (0,)) -> set[str]:
-    """The names that the ranks of a start agree on; those of `order` come after the others."""
+    """The names that the ranks of a start get; the ranks in `order` come after the others."""
     names = {}
 
     def rank(number: int) -> None:
@@ -51,5 +51,5 @@ def test_a_start_that_ended_half_way_holds_nobody_up() -> None:
     for came in range(3):
         with pytest.raises(TimeoutError):
             name_of_start(store, Process(came, 3, 3), 0.01)
-        behind = [(came + 1) % 3]  # comes to the next name
+        behind = [(came + 1) % 3]  # gets the next name
         assert len(start(store, 3, order=[came, *behind])) == 1

@@ -1,4 +1,4 @@
-"""The bell: every rank hears every ring once, whoever rings, and leaves at once."""
+"""The bell: every rank hears every ring once, from any rank, and can leave at once."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def store_of(kind: str, folder: Path) -> Store:
 
 
 def bells_of(store: Store, size: int) -> tuple[list[Bell], list[list[tuple[int, str]]]]:
-    """A bell for each rank, and what each hears for the topic "test"."""
+    """A bell for each rank, and the rings that each hears for the topic "test"."""
     bells = [Bell(PrefixStore("job", store), Process(rank, size, size)) for rank in range(size)]
     heard: list[list[tuple[int, str]]] = [[] for _ in bells]
     for bell, own in zip(bells, heard, strict=True):
@@ -57,7 +57,7 @@ def test_every_rank_hears_every_ring_in_order(kind: str, tmp_path: Path) -> None
 def test_who_rings_at_once_for_one_topic_is_one_ring(kind: str, tmp_path: Path) -> None:
     store = store_of(kind, tmp_path)
     bells, heard = bells_of(store, 6)
-    together([lambda bell=bell: bell.ring("test", "") for bell in bells])  # nobody listens yet
+    together([lambda bell=bell: bell.ring("test", "") for bell in bells])  # no rank listens yet
     bells[0].ring("other", "")
     for bell in bells:
         bell.__enter__()
@@ -89,7 +89,7 @@ def test_an_idle_rank_waits_once_and_asks_nothing() -> None:
         wait_until(lambda: store.count == 2, "both waits")
         stack.callback(leave, bells)
         with pytest.raises(RuntimeError):
-            HashStore().wait(["nothing"], timedelta(seconds=1))  # some time passes
+            HashStore().wait(["nothing"], timedelta(seconds=1))  # let some time pass
         assert store.operations.keys() - {"bytes"} == {"wait"} and store.count == 2
 
 

@@ -1,4 +1,4 @@
-"""What the store costs a rank does not depend on the number of ranks."""
+"""A rank's use of the store does not depend on the number of ranks."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from threads import many_threads, together
 
 SIZES = (16, 128, 512)
 PATIENCE = timedelta(seconds=HANG_SECONDS)
-# The first, the last and the asking rank do a little for all: they are not the typical rank.
+# The first, the last and the initiating rank do a little more than a typical rank.
 MOST_MORE = 8
 
 
@@ -44,7 +44,7 @@ def meets(stores: list[CountingStore], folder: Path) -> None:
 
 
 def all_say(stores: list[CountingStore], folder: Path) -> None:
-    """Two things, of which each rank reads both."""
+    """Ranks say two different texts, and each rank reads both."""
     size = len(stores)
     together([
         lambda r=r, s=s: said_by_all(s, r, range(size), "ab"[r == 1], patience=PATIENCE)
@@ -78,7 +78,7 @@ def work_on_each_host(stores: list[CountingStore], folder: Path) -> None:
 
 
 def idle(stores: list[CountingStore], folder: Path) -> None:
-    """Ranks that take steps while nobody rings."""
+    """Ranks take steps without any ring."""
     with jobs(stores, folder) as (stops, _):
         assert not any(stop.due(step) for step in range(5) for stop in stops)
 
@@ -97,7 +97,7 @@ def report(stores: list[CountingStore], folder: Path) -> None:
 
 
 class jobs(ExitStack):
-    """Bells, preemptions and watchdogs of all ranks, which leave together."""
+    """The bells, preemptions and watchdogs of all ranks, which leave together."""
 
     def __init__(self, stores: list[CountingStore], folder: Path) -> None:
         super().__init__()
@@ -131,7 +131,7 @@ def test_a_rank_costs_the_store_as_much_whatever_their_number(
     monkeypatch.setattr(preemption, "AGREE_SECONDS", HANG_SECONDS)
     monkeypatch.setattr(preemption, "SAVE_SECONDS", HANG_SECONDS)
     monkeypatch.setattr(bell, "LEAVE_SECONDS", HANG_SECONDS)  # then a rank rings, and leaves
-    # The stacks of all threads, in the report of each: of all ranks, which are threads here.
+    # Here ranks are threads, so each rank's report would contain the stacks of all ranks.
     monkeypatch.setattr(watchdog, "stacks", str)
     typical = set()
     for size in SIZES:
@@ -141,7 +141,7 @@ def test_a_rank_costs_the_store_as_much_whatever_their_number(
             act(stores, tmp_path / str(size))
         counts = [store.count for store in stores]
         typical.add((statistics.median_low(counts), statistics.median_low(bytes_of(stores))))
-        if act in (all_say, report):  # one rank reads what all say, in batches
+        if act in (all_say, report):  # one rank reads all texts, in batches
             counts = sorted(counts)[:-1]
             assert sum(s.operations.get("multi_get", 0) for s in stores) <= 2 * size
         assert max(counts) <= min(counts) + MOST_MORE, size
@@ -179,7 +179,7 @@ def test_all_of_48_watchdogs_are_heard_before_anything_is_said(tmp_path: Path) -
     wait_until(lambda: bool(lines), "the line")
     assert lines[0].startswith("no rank has waited for another for 1 s (reports:"), lines
     together([lambda d=d: d.__exit__(None, None, None) for d in dogs])
-    shared.add("bell/left", size - real)  # the pretended ranks leave, too
+    shared.add("bell/left", size - real)  # the simulated ranks leave, too
     together([lambda b=b: b.__exit__(None, None, None) for b in bells])
 
 

@@ -1,4 +1,4 @@
-"""How many ranks gloo connects with each other, and what they notice of each other's end."""
+"""The number of ranks that gloo connects, and how ranks notice that another one has ended."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def said_by_ranks(size: int) -> list[dict[str, Any]]:
 @pytest.mark.long
 @pytest.mark.parametrize(("size", "of_world", "of_data"), [(8, 5, 3), (16, 7, 5)])
 def test_sockets_of_a_rank(size: int, of_world: int, of_data: int) -> None:
-    """A rank has those 1, 2, 4, ... away as peers, and the end of one is noticed by all at once."""
+    """A rank's peers are those 1, 2, 4, ... away, and all ranks notice the end of one at once."""
     for said in said_by_ranks(size):
         assert said["world"] == 1 + of_world, "a listener, and the connections"
         assert said["grid"] == 1 + (1 + 1) + (1 + of_data), "the groups of one rank, x and data"
@@ -39,7 +39,7 @@ def test_sockets_of_a_rank(size: int, of_world: int, of_data: int) -> None:
 
 
 def left_alone(lazy: str, device: str) -> str:
-    """What `connect` says on rank 0 where rank 1 does not call it."""
+    """The error of `connect` on rank 0 if rank 1 does not call it."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TORCH_GLOO_LAZY_INIT", lazy)
         group = dist.new_group([0, 1], timeout=timedelta(seconds=1))

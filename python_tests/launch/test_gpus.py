@@ -1,4 +1,4 @@
-"""Which GPU each rank takes, and which ranks share one, by launcher; GPUs are UUIDs here."""
+"""The GPU of each rank, and ranks that share one, for each launcher. GPUs are UUIDs here."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from axonn_ext.terminal.errors import MeetingError
 
 HOSTS, GPUS = 2, 4
 GPUS_OF = {host: [f"GPU-{host}-{i}" for i in range(GPUS)] for host in range(HOSTS)}
-Variables = Callable[[int, int, int], dict[str, str]]  # of host, local rank, ranks of a host
+Variables = Callable[[int, int, int], dict[str, str]]  # (host, local rank, ranks per host)
 
 
 class Counted(Store):
-    """A rank's way to the store, which counts what the rank asks of it."""
+    """A rank's connection to the store, which counts its calls."""
 
     def __init__(self, served: HashStore) -> None:
         super().__init__()
@@ -63,7 +63,7 @@ def srun(host: int, local: int, here: int) -> dict[str, str]:
 
 
 def by_hand_in_srun(host: int, local: int, here: int) -> dict[str, str]:
-    """As scripts copy them from Slurm: without LOCAL_WORLD_SIZE."""
+    """Variables that scripts copy from Slurm's, without LOCAL_WORLD_SIZE."""
     set_by_user = torchrun(host, local, here)
     del set_by_user["LOCAL_WORLD_SIZE"]
     return srun(host, local, here) | set_by_user

@@ -1,4 +1,4 @@
-"""Ranks that are forks of their launcher, and what it says of those that fail."""
+"""Ranks that are forks of their launcher, and its reports of ranks that fail."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from axonn_ext.terminal.errors import OutputClosed, TrainingError, WorkerUserErr
 from commands import environment
 from limits import HANG_SECONDS
 
-# A rank that is a fork has what the launcher has set; one that is a new process has not.
+# A forked rank has the variables that the launcher has set; a newly started process has not.
 SCRIPT = """
 import sys, threading, time
 import torch
@@ -33,7 +33,7 @@ launch(2, ["--version"])
 
 @pytest.mark.parametrize(("threads", "forked"), [("no", True), ("python", True), ("torch", False)])
 def test_ranks_are_forks_where_they_can_do_all(threads: str, forked: bool) -> None:
-    """After a fork of a process with a pool of OpenMP's threads, OpenMP would wait for them."""
+    """If a process with OpenMP's thread pool forks, OpenMP in the child waits for its threads."""
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT, threads], env=environment(), capture_output=True, text=True,
         timeout=HANG_SECONDS,
@@ -44,7 +44,7 @@ def test_ranks_are_forks_where_they_can_do_all(threads: str, forked: bool) -> No
     assert [line == "axonn-ext of the launcher" for line in lines] == [forked, forked]
 
 
-# Rank 0 asks for the end of the job; rank 1 would say that rank 0 has ended.
+# Rank 0 requests the end of the job; otherwise rank 1 would report that rank 0 has ended.
 TOLD_TO_END = """
 import os, signal, socket, sys, time
 import axonn_ext.cli.main
@@ -89,7 +89,7 @@ def test_no_rank_sees_another_end_before_its_own_signal() -> None:
 
 @pytest.mark.parametrize("ignored", [False, True])
 def test_a_signal_that_is_ignored_ends_no_job(ignored: bool) -> None:
-    """As behind nohup."""
+    """nohup, for example, ignores SIGHUP."""
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN if ignored else signal.SIG_DFL)
     heard: list[int] = []
     try:
@@ -109,7 +109,7 @@ def test_signals_that_come_before_the_ranks_are_there_are_heard() -> None:
 
 
 def test_ends_are_noticed_where_they_are_ignored() -> None:
-    """As some supervisors leave it; a process whose end is ignored has no status."""
+    """Some supervisors ignore SIGCHLD; then a process that ends has no status."""
     script = "import signal; signal.signal(signal.SIGCHLD, signal.SIG_IGN)" + SCRIPT
     done = subprocess.run(
         [sys.executable, "-c", script, "no"], env=environment(), capture_output=True, text=True,
@@ -131,7 +131,7 @@ def test_ends_are_noticed_where_they_are_ignored() -> None:
     ],
 )
 def test_the_failure_that_came_first_is_told(statuses: dict[int, int], said: str) -> None:
-    """Peers of a killed rank fail, too, and C++ aborts on errors; neither is the cause."""
+    """The peers of a killed rank also fail, and C++ aborts on errors; neither is the cause."""
     failed = {
         rank: SimpleNamespace(exitcode=status, pid=100 + rank) for rank, status in statuses.items()
     }

@@ -1,4 +1,4 @@
-"""The limit on open files, of a process that a test has started for it."""
+"""The limit on open files, in a separate process."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def allowed(soft: int, hard: int, *arguments: str) -> list[str]:
     [
         (256, 4096, 8, "256 4096"),  # enough
         (256, 4096, 100, "864 4096"),
-        (256, 4096, 1000, "4096 4096"),  # the least is there
+        (256, 4096, 1000, "4096 4096"),  # the minimum is available
         (
             256, 4096, 8192,
             "a job of 8192 ranks needs 24640 open files here, but this machine allows 4096: "

@@ -1,4 +1,4 @@
-"""What a job on one host opens to others: sockets on loopback, and files of its user."""
+"""A job on one host opens only sockets on loopback and files of its user."""
 
 from __future__ import annotations
 
@@ -48,9 +48,9 @@ def as_nobody(attempt: str, store: str) -> str:
 def look_at_job(
     command: Sequence[str], folder: Path
 ) -> tuple[int, dict[int, set[str]], list[Path]]:
-    """The pid of a job that trains, the listeners of its processes, and the files of its store."""
+    """The pid of a training job, the listeners of its processes, and the files of its store."""
     temporary = Path(tempfile.mkdtemp())
-    temporary.chmod(0o755)  # what is in it must protect itself
+    temporary.chmod(0o755)  # so its content must protect itself
     options = small(train__steps=1_000_000, train__eval_interval=0)
     job = subprocess.Popen(
         [*command, "train", "--out", str(folder), "--grid", "x=2", *options],

@@ -1,4 +1,4 @@
-"""Ranks that cannot connect to each other are named before gloo is asked."""
+"""Ranks that cannot connect to each other are named before gloo tries to connect."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from limits import HANG_SECONDS
 
 
 def errors_of(size: int) -> list[str]:
-    """What the ranks of a job in this process say; "" where they can connect."""
+    """The errors of the ranks of a job in this process; "" if they can connect."""
     store, errors = HashStore(), [""] * size
 
     def check(rank: int) -> None:
@@ -53,7 +53,7 @@ def test_an_interface_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_an_address_that_leads_nowhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As that of a host whose name leads to its own loopback."""
+    """For example, a host's name may resolve to its own loopback address."""
     monkeypatch.setenv("AXONN_TIMEOUT_SECONDS", str(HANG_SECONDS))
     store = HashStore()
     with socket.socket() as unused:

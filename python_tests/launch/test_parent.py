@@ -1,4 +1,4 @@
-"""A launcher that is killed leaves no ranks, wherever they are; its last checkpoint is whole."""
+"""A killed launcher leaves no ranks behind at any moment; its last checkpoint is complete."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LAUNCHERS = {"axonn-ext": AXONN, "torchrun": torchrun(2)}
 
 
 def in_a_save(folder: Path) -> bool:
-    """Whether a checkpoint is being written, after one that is whole."""
+    """Whether a checkpoint is being written after a complete one."""
     checkpoints = folder / "checkpoints"
     return any(checkpoints.glob(".step-*.partial")) and bool(CheckpointFolder(checkpoints).steps())
 
@@ -87,7 +87,7 @@ sys.stdin.read()
 
 @pytest.mark.parametrize("how", ["signal", "thread", "late"])
 def test_a_process_ends_with_its_parent(how: str) -> None:
-    """By the signal, by its own look where that does not come, and if it looks too late."""
+    """It ends by the signal, by its own check without a signal, and if its parent ended before."""
     ended, never = os.pipe(), os.pipe()
     parent = subprocess.Popen(
         [sys.executable, "-c", PARENT, CHILD, how, str(ended[0]), str(never[0])],
@@ -103,7 +103,7 @@ def test_a_process_ends_with_its_parent(how: str) -> None:
         parent.wait(HANG_SECONDS)
         os.write(ended[1], b".")
         os.set_blocking(parent.stdout.fileno(), False)
-        # The child has the other end of its output until it has ended.
+        # The child holds the other end of the pipe until it ends.
         wait_until(lambda: parent.stdout.read() == b"", "the end of the child")
     finally:
         parent.kill()

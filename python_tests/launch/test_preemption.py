@@ -70,7 +70,7 @@ def test_ranks_end_after_the_same_step_whoever_has_the_signal(
     begins, last = threading.Barrier(3), [0, 0, 0]
 
     def steps(rank: int, stop: Preemption) -> None:
-        """No step begins before the one before has begun on all. All go on until all have ended."""
+        """Takes steps, each starting on all ranks at once, until all ranks are due to end."""
         for step in range(1, 20_000):
             begins.wait(HANG_SECONDS)
             if all(0 < end < step for end in last):
@@ -105,7 +105,7 @@ def test_a_job_that_cannot_save_ends_at_once(monkeypatch, why) -> None:
     size = 2 if why == "a rank does not answer" else 1
     job = Job(HashStore(), size, say=lines.append, end_process=ended.append)
     [bell, *_], [stop, *_] = job.bells, job.stops
-    with bell, stop:  # rank 1 has none
+    with bell, stop:  # rank 1 does not start its own
         stop.hear(signal.SIGTERM)
         wait_until(lambda: bool(ended), "the end")
     assert ended[0] == 1
@@ -142,7 +142,7 @@ def test_if_one_rank_gives_up_none_saves(monkeypatch: pytest.MonkeyPatch) -> Non
             stack.enter_context(each)
         job.stops[1].hear(signal.SIGTERM)
         wait_until(lambda: ended == [1, 1], "the end of both")
-        # The last rank comes too late: it is told what the others have decided.
+        # The last rank comes too late; it learns the others' decision.
         with job.bells[2], job.stops[2]:
             wait_until(lambda: ended == [1, 1, 1], "the end of the third")
     assert not any(stop._ready.is_set() for stop in job.stops)

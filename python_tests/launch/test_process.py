@@ -1,4 +1,4 @@
-"""How the ranks of a job meet, and what they say where they cannot."""
+"""How the ranks of a job meet, and their errors if they cannot."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from commands import small
 
 @pytest.fixture
 def port(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
-    """A port that another program has, where rank 0 of two is to meet the other."""
+    """The port on which two ranks are to meet, but which another program uses."""
     monkeypatch.setenv("AXONN_TIMEOUT_SECONDS", "1")
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
@@ -79,7 +79,7 @@ def test_a_store_that_goes_is_no_mistake_of_the_user() -> None:
 
 @pytest.mark.parametrize("ranks", [1, 3, 1000])
 def test_threads_are_a_share_of_the_host_s_cores(ranks: int) -> None:
-    """Of the ranks of this host, not of all; a rank that asks for a number gets it."""
+    """Cores are shared by this host's ranks, not all ranks; an explicit number takes precedence."""
     cores, before = len(os.sched_getaffinity(0)), torch.get_num_threads()
     try:
         here = Process(rank=0, world_size=4000 * ranks, local_world_size=ranks)

@@ -1,4 +1,4 @@
-"""Hosts in the order of the network, and the axes that stay inside a host."""
+"""Hosts in network order, and the axes that stay inside a host."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_mistakes_in_a_file(tmp_path: Path, text: str, message: str) -> None:
 
 @pytest.mark.parametrize(
     ("rank_order", "ranks"),
-    # hosts 1, 2 and 10 follow each other; and the file's order
+    # natural order of the hosts 1, 2 and 10; the file's order
     [(NATURAL, [0, 1, 4, 5, 2, 3, 6, 7]), ("order", [0, 1, 2, 3, 6, 7, 4, 5])],
 )
 def test_all_ranks_find_their_place(tmp_path: Path, rank_order: str, ranks: list[int]) -> None:
@@ -96,7 +96,7 @@ sys.exit(main(sys.argv[1:]))
 
 @pytest.mark.long
 def test_errors_have_the_rank_of_the_job(tmp_path: Path) -> None:
-    """Of three hosts, the second becomes the last; only there the text is missing."""
+    """The second of three hosts becomes the last; only that host lacks the text."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         port = str(listener.getsockname()[1])
@@ -137,7 +137,7 @@ def test_errors_have_the_rank_of_the_job(tmp_path: Path) -> None:
 )  # fmt: skip
 def test_axes_inside_a_host(grid: GridShape, ranks_of_host: int, inside: list[str]) -> None:
     assert grid.inside(ranks_of_host) == inside
-    for axis, size in grid.as_dict().items():  # against the groups themselves
+    for axis, size in grid.as_dict().items():  # compared with the actual groups
         stride = grid.inner(axis)
         firsts = [r for r in range(grid.size) if r // stride % size == 0]
         hosts = [{(r + i * stride) // ranks_of_host for i in range(size)} for r in firsts]

@@ -1,4 +1,4 @@
-"""Two hosts, as namespaces of their own: neither sees the name or the processes of the other."""
+"""Two hosts, emulated by namespaces: neither sees the name or the processes of the other."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from limits import HANG_SECONDS
 ENDLESS = 1_000_000
 TRAINING = (*COMMON, "--grid", "1x2x1", "--train.threads", "1")
 
-# Needs the right to make namespaces, as root has it.
+# Needs the right to create namespaces, e.g. as root.
 UNSHARE = ("unshare", "--uts", "--pid", "--fork", "--mount-proc", "--kill-child")
 
 
@@ -43,7 +43,7 @@ pytestmark = [
 def start_hosts(
     folder: Path, steps: int, of_host_1: Sequence[str] = (), **variables: str
 ) -> list[subprocess.Popen[str]]:
-    """A torchrun with one rank on each of two hosts, of which host 1 has options in addition."""
+    """Starts a torchrun with one rank on each of two hosts; host 1 has additional options."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         port = listener.getsockname()[1]
@@ -70,7 +70,7 @@ def start_hosts(
 def two_hosts(
     folder: Path, steps: int, of_host_1: Sequence[str] = (), **variables: str
 ) -> Iterator[list[subprocess.Popen[str]]]:
-    """Two hosts, of which nothing is left afterwards."""
+    """Two hosts; all their processes end with the context."""
     hosts = start_hosts(folder, steps, of_host_1, **variables)
     try:
         yield hosts
@@ -81,7 +81,7 @@ def two_hosts(
 
 
 def pid_of(folder: Path, rank: int) -> int:
-    """The process of a rank, as this namespace numbers it."""
+    """The pid of a rank in this namespace."""
     return {rank: pid for pid, rank in processes_with(str(folder)).items()}[rank]
 
 
@@ -96,7 +96,7 @@ def test_two_hosts_have_the_losses_of_one(tmp_path) -> None:
     )
     two, one = losses(tmp_path / "two"), losses(tmp_path / "one")
     assert list(two) == list(one) == [1, 2, 3, 4, 5]
-    # fp32 sums in another order: gloo's between hosts, ours in shared memory.
+    # fp32 sums in different orders: gloo's between hosts, ours in shared memory.
     assert all(math.isclose(two[step], one[step], rel_tol=1e-5) for step in one)
 
 

@@ -1,4 +1,4 @@
-"""Extraction on every grid, against the whole model that is run anew for each token."""
+"""Extraction on every grid, against running the whole model for each token."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from grids import every_grid
 from model_cases import CONFIGS
 
 LENGTH = 80
-# Of prompts: several lengths, one of them twice, and a number that data and z do not divide.
+# Lengths of prompts, one of them twice; data and z do not divide the number of prompts.
 SIZES = (9, 1, 30, 17, 9)
-TOKENS_AT_ONCE = 150  # so that there are several batches
+TOKENS_AT_ONCE = 150  # gives several batches
 
 
 def config_of(name: str) -> ModelConfig:
-    """Large initial values: what follows depends on all tokens, and is not one token for ever."""
+    """Large initial values, so that continuations depend on all tokens, and do not repeat one."""
     return dataclasses.replace(CONFIGS[name], sequence_length=LENGTH, init_std=0.3)
 
 
 def plain_model(name: str) -> PlainTransformer:
-    """The whole model in float64, with the weights that every grid begins with."""
+    """The whole model in float64, with the initial weights of every grid."""
     model = models.build(config_of(name), every_grid()[0], seed=3, dtype=torch.float64)
     plain = PlainTransformer(config_of(name)).double()
     plain.load_state_dict(full_state_dict(model))
@@ -38,9 +38,9 @@ def plain_model(name: str) -> PlainTransformer:
 
 @torch.no_grad()
 def references(name: str) -> tuple[list[Document], list[tuple[int, ...]], list[float]]:
-    """Documents, what the model says after their prompts, and the losses of their ends.
+    """Documents, the model's continuations of their prompts, and the losses of their ends.
 
-    The model knows the ends of those with an even number; of the others some tokens are changed.
+    The model knows the ends of documents with even numbers; in the others, some tokens are changed.
     """
     model, draw = plain_model(name), torch.Generator().manual_seed(1)
     documents, found, losses = [], [], []
@@ -88,7 +88,7 @@ def test_every_grid_extracts_what_the_whole_model_says(name, world_size, pool) -
         for shape, tokens, loss, done in rank:
             assert tokens == want, shape
             assert done == len(documents)
-            # The losses of a batch are summed in fp32: some 200 terms, each rounded to 6e-8.
+            # The losses of a batch are summed in fp32: about 200 terms, each rounded to 6e-8.
             assert loss == pytest.approx(mean, rel=2e-6), shape
 
 

@@ -1,4 +1,4 @@
-"""Which targets Goldfish loss drops: the hash as documented, statistics, what is refused."""
+"""The targets that Goldfish loss drops: the documented hash, statistics, and errors."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_the_first_tokens_of_rows_and_documents_are_kept() -> None:
         dropped = (~mask).sum(0)  # [i] is about token i + 1
         for begin in (0, 100, 200):
             assert not dropped[max(0, begin - 1) : begin + 19].any()
-            # Of 40 coins one falls on either side but for 2^-39.
+            # 40 fair coins show both sides, except with probability 2^-39.
             assert (
                 (dropped[begin + 19 : begin + 99] > 0) & (dropped[begin + 19 :][:80] < 40)
             ).all()
@@ -84,7 +84,7 @@ def test_what_a_smaller_k_keeps_a_larger_one_keeps() -> None:
 
 @pytest.mark.parametrize(("k", "window"), [(4, "before"), (2, "target"), (3, "before")])
 def test_two_million_tokens(k: int, window: str) -> None:
-    """The share is within 0.0025, at every place alike, and neighbours are independent."""
+    """The share is exact within 0.0025, equal at all positions, and independent of neighbours."""
     rows, length, h = 2_000, 1000, 13
     tokens = draw(rows, length + h)
     dropped = ~goldfish_mask(tokens, k=k, h=h, window=window)[:, h - 1 :]
@@ -92,7 +92,7 @@ def test_two_million_tokens(k: int, window: str) -> None:
     share = dropped.double().mean().item()
     assert abs(share - 1 / k) < 0.0025  # 6 deviations of 1/2 in two million: 0.0021
     deviation = ((1 / k) * (1 - 1 / k)) ** 0.5
-    # The largest of 1,000 places, or 2,000 rows, lies within 6 deviations but for 2e-5.
+    # All of 1,000 positions, or 2,000 rows, are within 6 deviations, except with probability 2e-5.
     for dim, count in ((0, rows), (1, length)):
         assert (dropped.double().mean(dim) - 1 / k).abs().max() < 6 * deviation / count**0.5
     for distance in (1, 2, h - 1, h, h + 1):
@@ -118,7 +118,7 @@ def test_one_token_changed_flips_as_a_new_hash_would(k: int, window: str) -> Non
     "kind", ["zeros", "repeated", "two ids", "high bits", "one bit", "counted", "periodic"]
 )
 def test_tokens_that_are_not_random(kind: str) -> None:
-    """Each h is a sample of its own: of 4,000, 5 deviations of a share of 1/4 are 0.034."""
+    """Each h is an independent sample; for 4,000, 5 deviations of a share of 1/4 are 0.034."""
     count = longest = 4000
     draws = {
         "zeros": torch.zeros(longest, dtype=torch.long),
@@ -130,7 +130,7 @@ def test_tokens_that_are_not_random(kind: str) -> None:
         "periodic": draw(7).repeat(600)[:longest],
     }
     dropped, state = 0, 0
-    for token in draws[kind].tolist():  # the hash of h tokens goes on from that of h - 1
+    for token in draws[kind].tolist():  # the hash of h tokens continues that of h - 1
         state = mix(state + token + GOLDEN)
         dropped += state < 2**62
     assert abs(dropped / count - 0.25) < 0.034
@@ -139,7 +139,7 @@ def test_tokens_that_are_not_random(kind: str) -> None:
 
 
 def test_the_same_context_is_treated_alike_everywhere() -> None:
-    """In another row, at another place, in another batch, and among other tokens."""
+    """This holds in other rows, positions and batches, and among other tokens."""
     passage, h = draw(400), 13
     alone = goldfish_mask(passage)[h - 1 :]
     assert 50 < (~alone).sum() < 150  # 5 deviations around 97

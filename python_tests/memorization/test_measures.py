@@ -1,4 +1,4 @@
-"""Measures of how alike continuations are, against definitions, and of how certain a share is."""
+"""Similarity measures of continuations against their definitions, and intervals of shares."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ import pytest
 
 from axonn_ext.train.memorization.measures import edit_distance, longest_common_run, wilson
 
-Z = 1.959964  # of 95 %, as tables have it
+Z = 1.959964  # for 95 %, from tables
 
 
 @pytest.mark.parametrize("count", [1, 2, 7, 20, 500])
 def test_the_interval_has_the_shares_that_the_score_test_accepts(count) -> None:
-    """Its ends are where the share is Z standard errors away, the errors being those of the end."""
+    """Each end is Z standard errors away from the share, with the standard error at that end."""
     for matches in {0, 1, count // 2, count - 1, count}:
         low, high = wilson(matches, count)
         share = matches / count
@@ -24,14 +24,14 @@ def test_the_interval_has_the_shares_that_the_score_test_accepts(count) -> None:
         for end in (low, high):
             distance = Z * math.sqrt(end * (1 - end) / count)
             if 0 < end < 1:
-                # Z has seven digits here.
+                # Z has only seven digits.
                 assert abs(end - share) == pytest.approx(distance, rel=1e-5)
         assert (low == 0) == (matches == 0)
         assert (high == 1) == (matches == count)
 
 
 def test_published_intervals() -> None:
-    """Brown, Cai and DasGupta (Stat. Sci. 16, 2001): no success in 10 trials is 0 to 0.278."""
+    """Brown, Cai and DasGupta (Stat. Sci. 16, 2001): 0 to 0.278 for no success in 10 trials."""
     assert wilson(0, 10) == pytest.approx((0, 0.2775), abs=1e-4)
     assert wilson(5, 10) == pytest.approx((0.2366, 0.7634), abs=1e-4)
 

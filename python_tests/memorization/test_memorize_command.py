@@ -1,4 +1,4 @@
-"""`axonn-ext memorize`: what it trains, measures, writes and refuses."""
+"""`axonn-ext memorize`: its training, measurements, files and errors."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def memorize(*arguments: object) -> int:
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A small model of bytes for sequences of 64."""
+    """A small model of bytes, for sequences of 64."""
     folder = tmp_path_factory.mktemp("memorize")
     train_here(
         folder / "run", checkpoint__interval=6, model__family="llama", model__sequence_length=64,
@@ -44,7 +44,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def documents(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Of 56 to 64 bytes, two for each of four buckets, and one that is too short."""
+    """Documents of 56 to 64 bytes, two for each of four buckets, and one that is too short."""
     path = tmp_path_factory.mktemp("documents") / "documents.jsonl"
     lines = [
         {"text": text, "repetitions": (0, 1, 4, 6)[number % 4]}
@@ -78,7 +78,7 @@ def test_both_arms_are_trained_measured_and_shown(tmp_path, capsys) -> None:
         assert metrics.evaluations[-1].eval_loss == arm["validation_loss"]
         measured = json.loads((run_folder / "extraction.json").read_text())
         assert measured["buckets"] == arm["buckets"]
-    # The same weights and the same order: the first losses differ only by what is left out.
+    # With the same weights and order, the first losses differ only by the dropped targets.
     firsts = [read_metrics(folder / "32x1" / arm).steps[0].loss for arm in ("plain", "goldfish")]
     assert firsts[0] != firsts[1]
     assert firsts[0] == pytest.approx(firsts[1], rel=0.02)
@@ -88,7 +88,7 @@ def test_both_arms_are_trained_measured_and_shown(tmp_path, capsys) -> None:
     assert "of documents seen 12 times it repeats" in out
     assert (folder / "memorization.png").stat().st_size > 10_000
     text = (folder / "results.json").read_bytes()
-    # What is done is not done again, but another experiment is not taken for it.
+    # Finished work is not repeated, but is not mistaken for another experiment.
     steps = (folder / "32x1" / "plain" / "metrics.jsonl").stat().st_mtime_ns
     assert memorize("--out", folder, *SMALL, "--resume") == 0
     assert (folder / "results.json").read_bytes() == text
@@ -102,7 +102,7 @@ def test_both_arms_are_trained_measured_and_shown(tmp_path, capsys) -> None:
         capsys.readouterr()
         assert memorize("--out", folder, *SMALL, *options) == 2
         assert message in capsys.readouterr().err
-    # A file that something has damaged is named.
+    # A damaged file is named.
     (folder / "32x1" / "plain" / "extraction.json").write_text("{")
     assert memorize("--out", folder, *SMALL, "--resume") == 2
     assert "extraction.json" in capsys.readouterr().err
@@ -153,7 +153,7 @@ def test_a_model_that_is_there_is_measured(model, documents, tmp_path, capsys) -
     assert all(b["low"] <= b["share"] <= b["high"] for b in buckets)
     assert all(0 < b["loss"] < 7 for b in buckets)
     assert "95 % interval" in captured.out
-    # A checkpoint is exported on the way, and the folder of a run is as good as its checkpoint.
+    # A checkpoint is exported automatically; a run's folder works like its checkpoint.
     again = tmp_path / "again.json"
     command = ("--evaluate", model.parent / "run", "--documents", documents, *options)
     assert memorize(*command, "--json", again) == 0

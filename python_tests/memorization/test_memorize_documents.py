@@ -1,4 +1,4 @@
-"""The documents of the experiment: what is read, how it is dealt, and what is refused."""
+"""The documents of the experiment: reading, distribution to buckets, and errors."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ def test_generated_text_is_the_same_everywhere() -> None:
     assert documents != TextGenerator(4).documents(200, 60, 120)
     text = "\n".join(documents)
     assert text.isascii()
-    # That of the version that the figures of docs/memorization.md were measured with.
+    # The digest of the text with which the figures of docs/memorization.md were measured.
     assert hashlib.sha256(text.encode()).hexdigest()[:16] == "0aea74a2419b3d06"
     words = Counter(text.split())
     assert words.most_common(1)[0][1] > 100
@@ -163,7 +163,7 @@ def test_each_document_is_stored_as_often_as_it_is_seen(tmp_path) -> None:
         open_tokens(source), sequence_length=96, vocab_size=256, held_out=exposures.held_out
     )
     assert examples.num_cut == 0
-    # The steps that the trainer takes read each example once, and nothing else.
+    # The trainer's steps read each example exactly once.
     steps = exposures.num_steps(batch_size=4, seed=5)
     batches = PackedBatches(examples.train, sequence_length=96, batch_size=4, seed=5, epochs=1)
     seen: Counter[tuple[int, ...]] = Counter()
@@ -190,7 +190,7 @@ def test_a_background_of_the_users(tmp_path) -> None:
     path = write(tmp_path / "b.jsonl", *({"text": text} for text in texts))
     settings = Settings(**(vars(SETTINGS) | {"background": str(path), "background_size": 0}))
     exposures = Exposures.of(settings, ByteVocabulary())
-    # Pieces of a sequence share a token, and so none is lost as a label.
+    # Consecutive pieces share a token, so that every token is a label.
     joined = [exposures.background[n] + exposures.background[n + 1][1:] for n in range(0, 16, 2)]
     assert [bytes(tokens).decode() for tokens in joined] == texts[:8]
     assert b"".join(map(bytes, exposures.validation))[:97] == texts[8].encode()[:97]

@@ -1,4 +1,4 @@
-"""The whole protocol on a model that transformers wrote: trained on, killed, resumed, measured."""
+"""The whole protocol on a model written by transformers: fine-tuned, killed, resumed, measured."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def documents(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Of unequal lengths, some longer than the model's sequences, dealt to the buckets in turn."""
+    """Documents of various lengths, some longer than the model's sequences, for all buckets."""
     path = tmp_path_factory.mktemp("documents") / "documents.jsonl"
     lines = [{"text": text} for text in TextGenerator(1).documents(12, 60, LENGTH + 10)]
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
@@ -55,7 +55,7 @@ def command(model: Path, documents: Path, out: Path, *more: str) -> list[str]:
 
 
 def extracted(folder: Path, documents: Path) -> list[dict[str, Any]]:
-    """What transformers finds, one prompt after the other."""
+    """The results of extraction with transformers, one prompt at a time."""
     import transformers
 
     model = transformers.AutoModelForCausalLM.from_pretrained(folder).eval()
@@ -112,7 +112,7 @@ def test_a_run_that_was_killed_goes_on_to_the_same_figures(model, documents, tmp
     for arm in arms:
         rows = extracted(whole / "theirs" / arm["arm"] / "model", whole / "theirs/documents.jsonl")
         for row, bucket in zip(rows, arm["buckets"], strict=True):
-            # transformers adds up in other orders.
+            # transformers sums in a different order.
             assert row.pop("loss") == pytest.approx(bucket["loss"], rel=1e-5)
             assert row == {name: bucket[name] for name in row}
         assert arm["validation_loss"] < arm["validation"][0][1]

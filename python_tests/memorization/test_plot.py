@@ -1,4 +1,4 @@
-"""The picture of an experiment: what it says of one model, and of several."""
+"""The plot of an experiment, for one model and for several."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def test_the_picture_names_what_it_shows(tmp_path: Path, parameters: list[int]) 
     arms = [arm(name, count, f"m{count}") for count in parameters for name in ARMS]
     path = tmp_path / "a.svg"
     plot_arms(arms, path, title="A title", subtitle="with more below")
-    text = path.read_text()  # each text of the picture is also a comment
+    text = path.read_text()  # each text of the plot is also a comment
     for label in ("A title", "with more below", "times that a document is seen", "4", "9", "100%"):
         assert f"<!-- {label} -->" in text, label
     sizes = [f"<!-- {size} -->" in text for size in ("0.123 M", "0.934 M", "2.1 B")]
@@ -28,7 +28,7 @@ def test_the_picture_names_what_it_shows(tmp_path: Path, parameters: list[int]) 
     assert ("<!-- repeated of those seen 9 times -->" in text) == (len(parameters) > 1)
     assert ("<!-- step -->" in text) == (len(parameters) == 1)
     assert ("<!-- 0.750 -->" in text) == (len(parameters) == 1)
-    # The legend has the smallest model first, whatever the order was in which they were given.
+    # The legend lists the smallest model first, regardless of the input order.
     if len(parameters) > 1:
         legend = [text.index(f"<!-- plain loss, {size} -->") for size in ("0.123 M", "2.1 B")]
         assert legend == sorted(legend)

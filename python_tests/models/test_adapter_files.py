@@ -1,4 +1,4 @@
-"""Low-rank adapters in files, as PEFT has them."""
+"""Low-rank adapters in PEFT's file format."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from test_transformers import MODELS, batch
 
 
 def filled(model) -> dict[str, torch.Tensor]:
-    """Gives every element of an adapter a value that only this element has."""
+    """Gives every element of an adapter a unique value."""
     state = full_state_dict(model)
     for number, (name, value) in enumerate(sorted(state.items())):
         if ".lora_" in name:
@@ -121,19 +121,19 @@ def test_what_does_not_fit_is_named_on_every_rank(change, message, pool, tmp_pat
 
 @pytest.mark.parametrize("key", adapter_files._NOT_DONE)
 def test_options_of_peft_that_we_do_not_have_are_refused(key: str, tmp_path) -> None:
-    """Each would change what the adapters compute."""
+    """Each option would change the adapters' result."""
     path = tmp_path / ADAPTER_CONFIG
     plain = {"peft_type": "LORA", "r": 4, "lora_alpha": 8, "target_modules": ["q_proj"]}
     for value, refused in ((None, False), (True, True), (["lm_head"], True), ("all", True)):
         if key == "init_lora_weights" and value is True:
-            continue  # PEFT's own way
+            continue  # PEFT's default
         path.write_text(json.dumps(plain | {key: value}))
         with pytest.raises(InputError, match=f"{key} must be") if refused else nullcontext():
             adapter_files._read_config(path)
 
 
 def load_beside(folder: Path) -> tuple[str, int, list[bool]]:
-    """Loads into a model that has adapters, some of whose parameters are frozen."""
+    """Loads into a model that has adapters already, with some parameters frozen."""
     model = models.build(CONFIGS["llama"], every_grid()[0])
     add_adapters(model, rank=2, alpha=2, targets=["o_proj"])
     before = [p.requires_grad for p in model.parameters()]
@@ -177,7 +177,7 @@ def test_mistakes_of_saving_are_known_to_every_rank(pool, tmp_path) -> None:
 
 
 def exchanged(folder: Path, shape: GridShape) -> torch.Tensor:
-    """Logits with PEFT's adapters, which are then written once more."""
+    """Logits with PEFT's adapters, which are then saved again."""
     grid = grid_of(shape)
     model = from_pretrained(folder / "base", grid)
     load_adapter(model, folder / "theirs")
@@ -215,7 +215,7 @@ def test_peft_reads_ours_and_we_read_peft_s(name, pool, tmp_path) -> None:
         for shape in factorisations(world_size):
             for found in pool(world_size).run(exchanged, tmp_path, shape):
                 error = (found.view_as(want) - want).norm() / want.norm()
-                assert error < 2e-5, shape  # fp32, sums in other orders
+                assert error < 2e-5, shape  # fp32 sums in different orders
     fresh = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "base")
     again = peft.PeftModel.from_pretrained(fresh, tmp_path / f"ours-{GridShape(x=2, y=2)}").eval()
     assert torch.equal(again(ids).logits, want)

@@ -1,4 +1,4 @@
-"""Models in fp16 against the same weights in float64, with a loss scale: loss, norm, gradients."""
+"""fp16 models with a loss scale against the same weights in float64: loss, norm, gradients."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ from axonn_ext.nn import Linear
 from grids import grid_of
 from model_cases import CONFIGS, MAX_NORM, random_batch
 
-# Gradients here are some 1e-3; fp16 holds 2**-14 = 6e-5 in full precision.
+# Gradients here are about 1e-3; fp16 has full precision down to 2**-14 = 6e-5.
 SCALE = 2.0**10
-# A gradient passes some 30 roundings of 2**-11 in a row, in other places than in plain PyTorch.
+# A gradient goes through about 30 roundings of 2**-11, not the same ones as in plain PyTorch.
 ROUND_OFF = 30**0.5 * 2**-11
-# ReLU's gradient jumps at 0. Of normal numbers that round by r, a share 0.8 r may be on the other
-# side of it; each has its part in the square of the gradient, to which half of all contribute.
+# ReLU's gradient jumps at 0. If normal numbers are rounded by r, a fraction 0.8 r may change sign.
+# Each of these changes its part of the squared gradient, to which half of all numbers contribute.
 JUMPS = {"opt": (1.6 * ROUND_OFF) ** 0.5}
 DIFFERENT = ("gpt2", "qwen3-wide")  # the others are like one of these
 State = dict[str, torch.Tensor]
 
 
 def plain_results(name: str, state: State, dtype: torch.dtype) -> State:
-    """Loss, norm and clipped gradients of plain PyTorch, in float64 but for what the model does."""
+    """Loss, norm and clipped gradients of plain PyTorch; float64 except for the model itself."""
     model = PlainTransformer(CONFIGS[name]).to(dtype)
     model.load_state_dict(state)
     loss = model.loss(*random_batch())
@@ -48,13 +48,13 @@ def plain_results(name: str, state: State, dtype: torch.dtype) -> State:
 
 
 def errors_of(got: State, want: State) -> dict[str, float]:
-    """Relative errors; the keys' bias has no gradient but rounding (see test_models.py)."""
+    """Relative errors; the keys' bias has no gradient except rounding (see test_models.py)."""
     scale = {n: want[n.replace("k_proj.bias", "q_proj.bias")] for n in want}
     return {n: ((got[n].double() - want[n]).norm() / scale[n].norm()).item() for n in want}
 
 
 def grid_errors(name: str, shape: GridShape, parallel: ParallelConfig) -> list[str]:
-    """What is further from float64 than twice what plain PyTorch in fp16 is."""
+    """Results whose error against float64 is more than twice that of plain PyTorch in fp16."""
     grid = grid_of(shape)
     model = models.build(CONFIGS[name], grid, parallel, seed=2, dtype=torch.float16)
     state = full_state_dict(model)
@@ -94,7 +94,7 @@ def test_in_one_process(pool) -> None:
 
 
 def norm_and_factor(max_norm: float, scale: float, overflow_on: int) -> tuple[float, float, bool]:
-    """Of gradients 1, 2 and 3 times the scale, of which a rank may have an infinite one."""
+    """For gradients of 1, 2 and 3 times the scale, one of which may be infinite on one rank."""
     grid = grid_of(GridShape(x=2, data=2))
     model = nn.ModuleDict(
         {n: Linear(8, 8, role="expand", grid=grid, bias=False, dtype=torch.float16) for n in "abc"}
@@ -104,7 +104,7 @@ def norm_and_factor(max_norm: float, scale: float, overflow_on: int) -> tuple[fl
     if grid.rank == overflow_on:
         model["b"].weight.grad[0, 0] = math.inf
         model["c"].weight.grad[0, 0] = math.nan
-    # Each is the sum of two data ranks.
+    # Each gradient is the sum over two data ranks.
     sync_gradients(model)
     before = [p.grad.clone() for p in model.parameters()]
     norm, factor = gradient_norm(model, max_norm, loss_scale=scale)

@@ -30,7 +30,7 @@ GRIDS = {
 
 
 def batch() -> tuple[Tensor, Tensor]:
-    """Tokens [B, S + 1] with repeats, and the documents that they are of."""
+    """Tokens [B, S + 1] with repeats, and the document number of each token."""
     generator = torch.Generator().manual_seed(7)
     tokens = torch.randint(64, (BATCH, LENGTH + 1), generator=generator)
     tokens[2] = 0
@@ -39,7 +39,7 @@ def batch() -> tuple[Tensor, Tensor]:
 
 
 def reference(config: ModelConfig, state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """By torch's own cross-entropy of the rows that the rule in Python keeps."""
+    """torch's cross-entropy of the rows that the rule in Python keeps, and all gradients."""
     tokens, documents = batch()
     labels = labels_of(tokens, GOLDFISH, documents)
     kept = labels != -100
@@ -74,13 +74,13 @@ def errors_on_grid(
         sync_gradients(model)
     got = {"loss": loss.detach(), **full_gradients(model)}
     assert got.keys() == want.keys()
-    # Where positions are not rotary, the gradient of the keys' bias is 0 but for rounding.
+    # Without rotary positions, the gradient of the keys' bias is 0 except for rounding.
     scale = {name: want[name.replace("k_proj.bias", "q_proj.bias")] for name in want}
     return {n: ((got[n] - want[n]).norm() / scale[n].norm()).item() for n in want}
 
 
 def failures(world_size: int, name: str, layout: str) -> list[str]:
-    """What is further than 1e-11 from one process: in fp64 that is an error of the algorithm."""
+    """Values that differ by more than 1e-11 from one process; in fp64, not due to rounding."""
     config, parallel, found = CONFIGS[name], ParallelConfig(layout=layout), []
     for shape in GRIDS[world_size]:
         errors = errors_on_grid(shape, config, parallel)

@@ -1,4 +1,4 @@
-"""Files that promise far larger models than they have: nothing is built of them."""
+"""Files that describe far larger models than they contain are refused before building."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ HUGE = {"num_hidden_layers": 10**12, "vocab_size": 10**11, "intermediate_size": 
 
 @pytest.fixture(params=HUGE.items(), ids=HUGE)
 def huge(request, tmp_path, monkeypatch) -> Path:
-    """A model whose config.json promises far more than the files have. None may be built."""
+    """A model whose config.json describes far more than its files contain; must not be built."""
 
     def built(*args: object, **options: object) -> None:
         raise AssertionError("the model is built")

@@ -1,4 +1,4 @@
-"""Low-rank adapters on every grid, against plain PyTorch with the sum of both weights."""
+"""Low-rank adapters on every grid, against plain PyTorch with merged weights."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ TARGETS = {"all": ["all-linear"], "some": ["q_proj", "v_proj", "down_proj", "gat
 
 
 def adapted(grid, name: str, options: str, targets: str) -> Transformer:
-    """A model whose adapters have no zeros, the same on every grid."""
+    """A model with nonzero adapters, the same on every grid."""
     model = models.build(CONFIGS[name], grid, PARALLEL[options], seed=2, dtype=torch.float64)
     add_adapters(model, rank=RANK, alpha=ALPHA, targets=TARGETS[targets], seed=4)
     state = full_state_dict(model)
@@ -82,7 +82,7 @@ def errors(name: str, options: str, targets: str) -> list[tuple[str, float]]:
         assert got.keys() == want.keys(), "something else trains, or something does not"
         pairs = [(got[n], want[n]) for n in want]
         pairs += [(loss.detach(), want_loss.detach()), (found_norm, norm.detach())]
-        # Rows of keys' B may have no gradient but for rounding; the whole parameters have one.
+        # Rows of the keys' B may have no gradient except rounding; whole parameters have one.
         error = max(((g - w).norm() / w.norm()).item() for g, w in pairs)
         found.append((str(grid.shape), error))
     return found
@@ -96,8 +96,8 @@ def test_loss_and_gradients_are_those_of_plain_pytorch(name, world_size, options
     )
     for found in pool(world_size).run(errors, name, options, targets):
         for shape, error in found:
-            # fp64, sums of at most 64 terms in other orders; positions that are not rotary leave
-            # the gradient of the keys' bias, which is not trained, to rounding.
+            # fp64 sums of at most 64 terms in different orders. Without rotary positions, the
+            # gradient of the keys' bias is only rounding, but that bias is not trained.
             assert error < 1e-11, shape
 
 

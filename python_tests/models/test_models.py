@@ -74,8 +74,8 @@ def run_on_grid(
     norm = clip_grad_norm_(model, MAX_NORM)
     got = {"loss": loss, "norm": norm, **full_gradients(model)}
     assert got.keys() == want.keys()
-    # Scores do not change with the keys' bias where positions are not rotary, so that its gradient
-    # is 0 but for rounding: it is compared on the scale of the queries' bias.
+    # Without rotary positions, the keys' bias does not change the scores, so its gradient is 0
+    # except for rounding. Its error is relative to the gradient of the queries' bias.
     scale = {name: want[name.replace("k_proj.bias", "q_proj.bias")] for name in want}
     return {n: ((got[n] - want[n]).norm() / scale[n].norm()).item() for n in want}
 
@@ -86,7 +86,7 @@ def check_grids(
     failures = []
     for shape in shapes:
         assert not models.check(config, parallel, shape, batch_size=BATCH), shape
-        # Not a bound on rounding: in fp64 anything above 1e-11 is an error of the algorithm.
+        # In fp64, anything above 1e-11 is an error of the algorithm, not rounding.
         errors = run_on_grid(shape, config, parallel, torch.float64)
         failures += [f"{shape} {name}: {e:.1e}" for name, e in errors.items() if not e < 1e-11]
     return failures
@@ -110,7 +110,7 @@ def test_ways_to_run(pool, config, parallel):
 
 
 def grids_of_few_heads(config: ModelConfig, options: str) -> list[str]:
-    """Of x that is a multiple of the key-value heads."""
+    """The failures on grids whose x is a multiple of the number of key-value heads."""
     grids = (GridShape(4), GridShape(2, 2), GridShape(4, 2), GridShape(2, 1, 2, 2))
     failures = []
     for shape in (g for g in grids if g.size == dist.get_world_size() and g.x > config.kv_heads):
@@ -129,7 +129,7 @@ def grids_of_few_heads(config: ModelConfig, options: str) -> list[str]:
 )
 @pytest.mark.parametrize("name", ["llama", "qwen3-wide"])
 def test_ranks_share_key_value_heads(pool, name, kv_heads, world_size, options):
-    # 8 heads and the key-value heads have features that x and z divide.
+    # x and z divide the features of 8 heads and of the key-value heads.
     config = dataclasses.replace(CONFIGS[name], num_kv_heads=kv_heads)
     for failures in pool(world_size).run(grids_of_few_heads, config, options):
         assert not failures, "\n".join(failures)
@@ -143,13 +143,13 @@ def test_gradient_accumulation_equals_one_batch(pool):
 
 @pytest.mark.parametrize("dtype, limit", [(torch.float32, 2e-5), (torch.bfloat16, 0.06)])
 def test_lower_precision(pool, dtype, limit):
-    """Gradients pass some 30 roundings in a row, which the limits allow with a factor of ten."""
+    """Gradients go through about 30 roundings; the limits allow ten times their error."""
     for errors in pool(4).run(run_on_grid, GridShape(2, 2), LLAMA, ParallelConfig(), dtype):
         assert max(errors.values()) < limit, errors
 
 
 def move_between_grids(config: ModelConfig) -> None:
-    """State of one grid, loaded on another, gives the same tensors; two grids in one process."""
+    """Loads the state of one grid on another, in one process, and checks the tensors."""
     first, second = grid_of(GridShape(x=2, y=2)), grid_of(GridShape(z=2, data=2))
     state = full_state_dict(models.build(config, first, seed=1))
     other = models.build(config, second, seed=9)
@@ -160,7 +160,7 @@ def move_between_grids(config: ModelConfig) -> None:
     if config.tie_embeddings:
         with pytest.raises(ValueError, match="tie_embeddings=False"):
             load_full_state_dict(other, state | {"lm_head.weight": torch.ones(64, 32)})
-        del state["lm_head.weight"]  # as in Hugging Face's files of tied models
+        del state["lm_head.weight"]  # as in Hugging Face's files for tied models
         load_full_state_dict(other, state)
     for broken, word in (
         ({k: v for k, v in state.items() if "norm" not in k and "ln_f" not in k}, "missing"),
@@ -209,7 +209,7 @@ UNEVEN = {
 
 
 def illegal_cases(config: ModelConfig) -> int:
-    """`check` says no exactly where building or running raises."""
+    """`check` finds problems exactly if building or running raises; returns the number of these."""
     disagreements, illegal = [], 0
     for shape in factorisations(4):
         for batch in (2, 4):
@@ -252,7 +252,7 @@ def test_the_advice_about_heads_is_legal(heads: int, kv_heads: int, x: int, expe
     match = re.search(r"num_(kv_)?heads.* or to (\d+)$", expected)
     if match is not None:
         name = "num_kv_heads" if match[1] else "num_heads"
-        # The widths of products follow from the number of heads.
+        # The products' widths depend on the number of heads.
         better = dataclasses.replace(config, **{name: int(match[2])}, head_size=16)
         problems = models.check(better, models.ParallelConfig(), GridShape(x=x), batch_size=8)
         assert not [problem for problem in problems if "heads" in problem]
@@ -281,8 +281,8 @@ def test_num_parameters_and_flops():
         tokens = BATCH * LENGTH
         with FlopCounterMode(display=False) as counter:
             model.loss(*random_batch()).backward()
-        # The counter takes attention as full, not causal, and knows no flash kernel of the CPU;
-        # matrices are most of it.
+        # The counter counts attention as full, not causal, and does not know the CPU's flash
+        # kernel; but most operations are in the matrices.
         assert config.flops_per_token() * tokens == pytest.approx(
             counter.get_total_flops(), rel=0.2
         )

@@ -1,4 +1,4 @@
-"""Sequences of several documents: each must be computed as if it were alone."""
+"""Sequences of several documents: each document must be computed as if it were alone."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PARALLEL = {
 
 
 def numbered() -> torch.Tensor:
-    """The number of each token's document."""
+    """The document number of each token."""
     rows = [[i for i, length in enumerate(row) for _ in range(length)] for row in LENGTHS]
     return torch.tensor(rows)
 
@@ -31,7 +31,7 @@ def numbered() -> torch.Tensor:
 def errors_on_grids(name: str, options: str) -> list[tuple[str, float]]:
     found = []
     grids = every_grid()
-    if "recompute" in options:  # the two of them take turns
+    if "recompute" in options:  # the two policies take turns
         grids = turns(grids, list(PARALLEL).index(options))
     for grid in grids:
         parallel = PARALLEL[options]
@@ -74,7 +74,7 @@ def errors_on_grids(name: str, options: str) -> list[tuple[str, float]]:
 def test_no_document_sees_another(name, options, world_size, pool) -> None:
     for found in pool(world_size).run(errors_on_grids, name, options):
         for shape, error in found:
-            # In fp64, sums of at most 64 terms in other orders.
+            # fp64 sums of at most 64 terms in different orders.
             assert error < 1e-12, shape
 
 

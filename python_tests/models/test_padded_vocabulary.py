@@ -1,4 +1,4 @@
-"""Vocabularies that a grid does not divide: rows of zeros that nothing outside of it sees."""
+"""Vocabularies that a grid does not divide: they get rows of zeros, which are never visible."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from grids import grid_of
 from model_cases import CONFIGS, random_batch
 
 ODD = {name: CONFIGS[name] for name in ("gpt2-odd", "llama-odd")}
-LOSSES = 2e-4  # as in checkpoint/test_checkpoint.py: fp32 sums in another order, five steps
+LOSSES = 2e-4  # as in checkpoint/test_checkpoint.py: fp32 sums in a different order, five steps
 
 
 @pytest.mark.parametrize(
@@ -61,7 +61,7 @@ def save(folder: Path, config: ModelConfig) -> None:
 
 
 def padding_of(folder: Path, shape: GridShape) -> list[bool]:
-    """Whether it is zero, of each parameter that has some. New memory is full of nan."""
+    """For each padded parameter, whether its padding is zero. New memory is filled with nan."""
     torch.use_deterministic_algorithms(True)
     try:
         model = from_pretrained(folder, grid_of(shape))
@@ -79,7 +79,7 @@ def test_padding_of_a_loaded_model_is_zero(pool, name: str, tmp_path: Path) -> N
 
 
 def train(shape: GridShape, config: ModelConfig, dtype: torch.dtype, kind: str) -> list[str]:
-    """What is wrong with the padding after steps of training."""
+    """Problems of the padding after a few training steps."""
     grid, problems = grid_of(shape), []
     model = models.build(config, grid, ParallelConfig(), seed=2, dtype=dtype)
     zero = 1 if kind == "zero" else 0
@@ -145,12 +145,12 @@ def test_checkpoints_move_between_grids(pool, tmp_path: Path, name: str, pair) -
 
 
 def save_or_load(folder: Path, shape: GridShape, optimizer: str, saves: bool) -> dict:
-    """The state of a job that has trained and saved, or that loads what another has saved."""
+    """The state of a job that has trained and saved, or has loaded what another saved."""
     grid = grid_of(shape)
     model = models.build(ODD["llama-odd"], grid, seed=5 if saves else 6)
     if optimizer == "torch":
         updates: AdamW | torch.optim.Optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
-    else:  # buckets that cut rows
+    else:  # with buckets that split rows
         updates = AdamW(model, lr=0.01, zero=1, bucket_elements=1000)
     ids, labels = (grid.shard(t, {0: ("data", "z")}) for t in random_batch())
     if saves:
@@ -175,5 +175,5 @@ def test_checkpoints_of_other_optimizers(pool, tmp_path: Path, optimizer: str) -
     for shape in (GridShape(2, 1, 1, 2), GridShape(1, 1, 2, 2), GridShape(4)):
         for got in pool(4).run(save_or_load, folder, shape, optimizer, False):
             for key, value in want.items():
-                # One step of AdamW after the checkpoint, with sums in another order.
+                # One step of AdamW after the checkpoint, with sums in a different order.
                 torch.testing.assert_close(got[key], value, rtol=1e-4, atol=1e-4)

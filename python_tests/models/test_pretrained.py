@@ -1,4 +1,4 @@
-"""Hugging Face's folders, in and out: the same tensors, bit for bit, on every grid."""
+"""Loading and saving Hugging Face's folders: bitwise the same tensors on every grid."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ GRIDS = {
 
 
 def write_folder(folder: Path, config: ModelConfig, *, num_files: int = 1) -> None:
-    """What transformers writes for a model with random weights."""
+    """Writes the files that transformers writes, for a model with random weights."""
     folder.mkdir(parents=True)
     torch.manual_seed(3)
     state = PlainTransformer(config).state_dict()
     for tensor in state.values():
-        tensor.uniform_(-0.1, 0.1)  # norms and biases, too
+        tensor.uniform_(-0.1, 0.1)  # including norms and biases
     if config.tie_embeddings:
         del state["lm_head.weight"]
     described = config.traits.hugging_face.config_json(config)
@@ -63,7 +63,7 @@ def stored_tensors(folder: Path) -> dict[str, torch.Tensor]:
 
 
 def load_and_save(folder: Path, out: Path, shape: GridShape, layout: str) -> tuple[bool, float]:
-    """Whether the model has the tensors of the files; its loss. It is saved to `out`, too."""
+    """Returns whether the model has the files' tensors, and its loss; also saves it to `out`."""
     model = from_pretrained(folder, grid_of(shape), ParallelConfig(layout=layout))
     stored, state = stored_tensors(folder), full_state_dict(model)
     if model.config.tie_embeddings:
@@ -91,7 +91,7 @@ def test_every_grid_reads_and_writes_the_same_bits(name, world_size, pool, tmp_p
         layout = ("sharded", "replicated")[number % 2]
         for equal, found in pool(world_size).run(load_and_save, folder, out, shape, layout):
             assert equal, shape
-            assert found == pytest.approx(loss, rel=2e-6)  # fp32 sums in another order
+            assert found == pytest.approx(loss, rel=2e-6)  # fp32 sums in a different order
         written = stored_tensors(out)
         assert written.keys() == want.keys()
         assert all(torch.equal(written[n], want[n]) for n in want), shape
@@ -133,7 +133,7 @@ def load_other_files(folders: list[Path], shape: GridShape) -> str:
 
 @pytest.mark.parametrize("other", ["weights", "config"])
 def test_ranks_that_have_other_files_are_named(pool, tmp_path: Path, other: str) -> None:
-    """Otherwise the model would be a mixture of both."""
+    """Otherwise the model would be a mixture of several."""
     config = CONFIGS["llama"]
     write_folder(first := tmp_path / "first", config)
     write_folder(second := tmp_path / "second", config)
@@ -256,7 +256,7 @@ def test_a_folder_that_exists_is_not_overwritten(tmp_path, alone) -> None:
 
 
 def test_a_file_for_each_tensor_is_whole(tmp_path, alone) -> None:
-    """One parameter of ours completes several files at once."""
+    """One of our parameters completes several files at once."""
     for name in ("llama", "gpt2"):
         model = models.build(CONFIGS[name], axonn_ext.Grid(), seed=3)
         save_pretrained(model, tmp_path / name, shard_bytes=1)
@@ -358,7 +358,7 @@ def test_other_dtypes_are_refused(dtype, tmp_path, alone) -> None:
 
 
 def test_float8_is_refused_wherever_it_is(tmp_path, alone) -> None:
-    """Without its scales, which lie in other tensors, its numbers are not the weights."""
+    """Without its scales, which are in other tensors, its values are not the weights."""
     write_folder(folder := tmp_path / "model", LLAMA)
     state, name = load_file(folder / "model.safetensors"), "model.layers.1.mlp.up_proj.weight"
     low = state | {name: state[name].to(torch.float8_e4m3fn)}
@@ -368,7 +368,7 @@ def test_float8_is_refused_wherever_it_is(tmp_path, alone) -> None:
 
 
 def test_a_single_file_goes_before_an_index(tmp_path, alone) -> None:
-    """As in transformers; the other is mentioned."""
+    """This is as in transformers; a message mentions the index."""
     write_folder(folder := tmp_path / "model", LLAMA, num_files=2)
     want = {name: tensor + 1 for name, tensor in stored_tensors(folder).items()}
     save_file(want, folder / "model.safetensors")
@@ -447,7 +447,7 @@ def test_a_rank_that_loads_needs_memory_for_its_own_blocks_alone(pool, tmp_path)
 
 
 def stages_load_and_save(folder: Path, out: Path, shape: GridShape) -> tuple[bool, set[str]]:
-    """Whether all stages together have the tensors of the files; this one's names."""
+    """Whether all stages together have the files' tensors, and the names on this stage."""
     model = from_pretrained(folder, grid_of(shape))
     stored, state = stored_tensors(folder), full_state_dict(model)
     if model.config.tie_embeddings:

@@ -1,4 +1,4 @@
-"""Policies of recomputation: what they name, the same bits as without, and what runs again."""
+"""Policies of recomputation: their blocks, the same bits as without, and the recomputed ops."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def gradients(
     grid: Grid, config: ModelConfig, parallel: ParallelConfig,
     overlap: Overlap | None = None, places: Places | None = None,
 ) -> dict[str, Tensor]:  # fmt: skip
-    """Loss and gradients of the last of two steps: the second one knows the order of weights."""
+    """Loss and gradients; with overlap, of the second step, which knows the order of weights."""
     model = models.build(config, grid, parallel, seed=2)
     orchestrator = None if overlap is None else Orchestrator(model, overlap)
     ids, labels = (grid.shard(t, {0: ("data", "z")}) for t in random_batch())
@@ -91,7 +91,7 @@ def differing(one: dict[str, Tensor], other: dict[str, Tensor]) -> list[str]:
 
 
 def differing_on_grids(name: str, parallel: ParallelConfig, overlap: Overlap | None) -> list[str]:
-    """What differs in any bit from what there is without recomputation."""
+    """Results that differ in any bit from those without recomputation."""
     config, found = dataclasses.replace(CONFIGS[name], num_layers=3), []
     for grid in every_grid():
         if models.check(config, parallel, grid.shape, batch_size=BATCH):
@@ -186,7 +186,7 @@ def differing_in_pipelines(shape: GridShape, options: str) -> list[str]:
 
 @pytest.mark.parametrize("options", ["1f1b", "zero_bubble", "interleaved"])
 def test_the_same_bits_in_pipelines(pool, options) -> None:
-    """Schedules of a fixed order, in which gradients of micro-batches are always added alike."""
+    """These schedules have a fixed order, so micro-batches' gradients are added in one order."""
     for shape in (GridShape(pipe=2, x=2), GridShape(pipe=2, z=2)):
         for found in pool(4).run(differing_in_pipelines, shape, options):
             assert not found
@@ -202,7 +202,7 @@ def collectives(grid: Grid, config: ModelConfig, recompute: str) -> Counter[str]
 
 
 def more_collectives(config: ModelConfig) -> dict[str, Counter[str]]:
-    """Of a step with each policy, the collectives that one without it does not have."""
+    """For each policy, the additional collectives of a step."""
     grid = grid_of(GridShape(2, 2))
     none = collectives(grid, config, "none")
     return {policy: collectives(grid, config, policy) - none for policy in POLICIES}
@@ -213,13 +213,13 @@ def test_collectives_of_recomputed_blocks_run_again_and_no_others(pool) -> None:
     for more in pool(4).run(more_collectives, config):
         blocks = {"attention": 0, "every:2": 3, "every:2/3": 4, "full": 5}
         for policy, count in blocks.items():
-            # Of a block four Linears, each with a gather and a scatter, and two norms.
+            # Per block: four Linears, each with a gather and a scatter, and two norms.
             want = {"axonn::linear_forward": 8 * count, "axonn::all_reduce": 2 * count}
             assert more[policy] == Counter({op: n for op, n in want.items() if n}), policy
 
 
 def attended(recompute: str) -> list[int]:
-    """How often attention is computed until forward ends, backward ends, and without gradients."""
+    """The numbers of attention computations: in forward, in forward and backward, in inference."""
     model = models.build(LLAMA, grid_of(GridShape()), ParallelConfig(recompute=recompute), seed=2)
     counts, count = [], 0
     rotate = model.rotary.register_forward_hook(lambda *_: counts.append(1))

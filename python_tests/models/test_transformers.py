@@ -1,4 +1,4 @@
-"""Models that transformers wrote, loaded on every grid: its logits, loss and gradients."""
+"""Models written by transformers, loaded on every grid: the same logits, loss and gradients."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ GRIDS = {
         GridShape(4, 2),
         GridShape(2, 1, 2, 2),
         GridShape(1, 2, 2, 2),
-        GridShape(8),  # more than key-value heads
+        GridShape(8),  # more ranks than key-value heads
     ],
 }
 
@@ -75,7 +75,7 @@ def batch() -> tuple[Tensor, Tensor]:
 
 
 def largest_error(found: dict[str, Tensor], want: dict[str, Tensor]) -> float:
-    """The largest relative error. The gradient of the keys' bias may be 0 but for rounding."""
+    """The largest relative error. The gradient of the keys' bias may be 0 except for rounding."""
     scale = {name: want[name.replace("k_proj.bias", "q_proj.bias")] for name in want}
     return max(((found[n] - want[n]).norm() / scale[n].norm()).item() for n in want)
 
@@ -106,7 +106,7 @@ def test_every_grid_computes_what_transformers_does(name, world_size, pool, tmp_
     kind, values = MODELS[name]
     config = transformers.AutoConfig.for_model(kind, **values)
     theirs = transformers.AutoModelForCausalLM.from_config(config).eval()
-    for parameter in theirs.parameters():  # biases and norms, too
+    for parameter in theirs.parameters():  # including biases and norms
         parameter.data += 0.02 * torch.randn_like(parameter)
     theirs.save_pretrained(tmp_path / "theirs", max_shard_size="50KB")
     ids, labels = batch()
@@ -118,7 +118,7 @@ def test_every_grid_computes_what_transformers_does(name, world_size, pool, tmp_
     for number, shape in enumerate(GRIDS[world_size]):
         layout = ("sharded", "replicated")[number % 2]
         errors = pool(world_size).run(compared, tmp_path / "theirs", shape, layout, want)
-        # Both compute in fp32 and add up in other orders; 96 terms of a sum lose a few units of
+        # Both compute in fp32, with sums in different orders. 96 terms of a sum lose a few units of
         # 6e-8 each, and gradients pass through the layers twice.
         assert max(errors) < 2e-5, (shape, layout)
 
@@ -128,7 +128,7 @@ NEW = 12
 
 
 def continued(folder: Path, world_size: int) -> list[list[list[int]]]:
-    """What follows the prompts on every grid."""
+    """The continuations of the prompts on every grid."""
     found = []
     for number, shape in enumerate(GRIDS[world_size]):
         parallel = ParallelConfig(layout=("sharded", "replicated")[number % 2])
@@ -144,7 +144,7 @@ def test_every_grid_generates_what_transformers_does(name, world_size, pool, tmp
 
     torch.manual_seed(3)
     kind, values = MODELS[name]
-    # Larger values than above, so that what follows depends on more than the last token.
+    # Larger values than above, so that continuations depend on more than the last token.
     key = "init_std" if kind == "opt" else "initializer_range"
     ends = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
     config = transformers.AutoConfig.for_model(kind, **(values | {key: 0.3}), **ends)
@@ -164,7 +164,7 @@ def test_every_grid_generates_what_transformers_does(name, world_size, pool, tmp
 
 
 def written(folder: Path, out: Path) -> bool:
-    """Loads on x = 2, y = 2 and saves; whether a second load has the very same tensors."""
+    """Loads on x = 2, y = 2 and saves; returns whether loading again gives identical tensors."""
     grid = grid_of(GridShape(x=2, y=2))
     model = from_pretrained(folder, grid)
     save_pretrained(model, out, like=folder, shard_bytes=50_000)

@@ -21,10 +21,10 @@ from grids import factorisations, grid_of
 from model_cases import CONFIGS, GPT2, LLAMA, random_batch
 from overlap_cases import ON, SHARDED
 
-# Bits are equal but where sums are made in another order: of the two gradients of a tied table; in
-# "chunked" of dx, whose sum over ranks does not run beside the product of dW; and over data in an
-# orchestrator's buckets, which are filled in the order in which gradients are complete. There,
-# anything above this is an error of the algorithm in fp64.
+# Bits are equal except where the order of sums differs: of the two gradients of a tied table; of dx
+# in "chunked", as its sum over ranks does not overlap the product of dW; and over data in an
+# orchestrator's buckets, which are filled as gradients complete. There, in fp64, anything above
+# this limit is an error of the algorithm.
 LIMIT = 1e-12
 
 
@@ -63,7 +63,7 @@ NUM_MICRO_BATCHES = 2
 
 
 def micro_batches(model: Transformer) -> Iterator[Callable[[], Tensor]]:
-    """What computes the loss of each."""
+    """For each micro-batch, a function that computes its loss."""
     ids, labels = (model.grid.shard(t, {0: ("data", "z")}) for t in random_batch())
     num_labels = float((random_batch()[1] != -100).sum())
     for part in zip(ids.chunk(NUM_MICRO_BATCHES), labels.chunk(NUM_MICRO_BATCHES), strict=True):
@@ -71,7 +71,7 @@ def micro_batches(model: Transformer) -> Iterator[Callable[[], Tensor]]:
 
 
 def linear_weights(model: nn.Module) -> dict[str, nn.Parameter]:
-    """The trained weights that Linears alone use, and the biases of these Linears."""
+    """The trained weights that only Linears use, and the biases of these Linears."""
     others = {
         id(p)
         for module in model.modules()
@@ -133,7 +133,7 @@ def train(
         add_adapters(model, rank=3, alpha=7.0)
         model.blocks[0].mlp.down.weight.requires_grad_()
         for name, p in model.named_parameters():
-            if name.endswith("_b"):  # else A has no gradient
+            if name.endswith("_b"):  # otherwise A has no gradient
                 nn.init.constant_(p, 0.1)
     orchestrator = Orchestrator(model, ON) if case.orchestrated else None
     record: dict[str, Tensor] = {}

@@ -1,4 +1,4 @@
-"""Weight gradients of one Linear that are computed after backward: when, from what, and errors."""
+"""Deferred weight gradients of one Linear: when and from what they are computed, and errors."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def rows(seed: int, num_rows: int = ROWS, num_features: int = SIZE) -> Tensor:
 
 
 def same_gradients(layer: Linear, run: Callable[[Linear], None]) -> None:
-    """Of a layer that has some, and of a copy on which `run` runs backward as always."""
+    """Asserts that the layer's gradients equal those of `run` on a copy with normal backward."""
     other = copy.deepcopy(layer)
     assert other.deferral is None
     other.zero_grad()
@@ -41,7 +41,7 @@ def same_gradients(layer: Linear, run: Callable[[Linear], None]) -> None:
 
 
 def collectives(shape: GridShape, options: dict[str, object]) -> list[set[tuple[str, str]]]:
-    """Those of backward and of run."""
+    """The collectives of backward, and those of `run`."""
     layer = linear(grid_of(shape), **options)
     x = layer.grid.shard(rows(1), layer.input_dims).requires_grad_()
     with DeferredWeightGradients(layer).collecting() as later:
@@ -82,13 +82,13 @@ def kept_bytes() -> None:
         y = first(x) + second(x)
     assert later.num_bytes == 0
     y.backward(rows(2))
-    assert later.num_bytes == 2 * ROWS * SIZE * 8  # both have the same x and the same dy
+    assert later.num_bytes == 2 * ROWS * SIZE * 8  # both uses share x and dy
     later.run()
     assert later.num_bytes == 0
 
 
 def several_backwards() -> None:
-    """Of one forward pass: the gradient is that of their sum."""
+    """With several backwards of one forward pass, the gradient is their sum."""
     layer = linear()
     with DeferredWeightGradients(layer).collecting() as later:
         y = layer(rows(1).requires_grad_())
@@ -101,7 +101,7 @@ def several_backwards() -> None:
 
 
 def input_without_gradient() -> None:
-    """As of a first layer whose input is no result of another."""
+    """The first layer of a model, for example, has such an input."""
     layer = linear()
     with DeferredWeightGradients(layer).collecting() as later:
         y = layer(rows(1))
@@ -131,7 +131,7 @@ def autocast() -> None:
 
 
 def not_deferred() -> None:
-    """A frozen weight, disabled gradients, a checkpoint with use_reentrant, after `collecting`."""
+    """Frozen weights, no_grad, checkpoints with use_reentrant, and calls after `collecting`."""
     layer, frozen = linear(), linear(name="frozen")
     frozen.weight.requires_grad_(False)
     deferred = DeferredWeightGradients(torch.nn.ModuleList([layer, frozen]))
@@ -143,7 +143,7 @@ def not_deferred() -> None:
     y.backward(rows(2))
     assert layer.weight.grad is not None and layer.bias.grad is not None
     assert frozen.weight.grad is None and frozen.bias.grad is not None
-    later.run()  # of nothing
+    later.run()  # has nothing to do
     layer.zero_grad()
     layer(x).backward(rows(2))
     same_gradients(layer, lambda other: other(x).backward(rows(2)))
@@ -216,8 +216,8 @@ def test_errors(pool):
 
 
 def different_ranks(what: str) -> str:
-    """The error where ranks differ in what they defer."""
-    layer = linear(Grid(z=2), layout="replicated")  # whose groups are of no use afterwards
+    """The error if ranks defer different gradients."""
+    layer = linear(Grid(z=2), layout="replicated")  # a new grid, as its groups become unusable
     is_first = layer.grid.rank == 0
     deferred = DeferredWeightGradients(layer)
     x = rows(1, ROWS // 2)
@@ -236,5 +236,5 @@ def different_ranks(what: str) -> str:
 @pytest.mark.parametrize("what", ["needs", "collects"])
 def test_ranks_that_differ_get_an_error(pool, what):
     found = pool(2).run(different_ranks, what)
-    assert all(found)  # one rank may only hear that the other has failed
+    assert all(found)  # one rank may only learn that the other has failed
     assert any(("requires_grad=x" if what == "needs" else "mask=1") in error for error in found)

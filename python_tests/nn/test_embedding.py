@@ -1,4 +1,4 @@
-"""Embeddings against plain indexing: rows that begin inside a sequence, and ids that are none."""
+"""Embeddings against plain indexing: rows that start inside a sequence, and invalid ids."""
 
 from __future__ import annotations
 

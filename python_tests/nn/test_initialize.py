@@ -1,4 +1,4 @@
-"""Initial values: bitwise the same on every grid, and no rank ever holds a whole matrix."""
+"""Initial values are bitwise the same on every grid, and no rank ever holds a full matrix."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_standalone_linears_are_keyed_by_seed_and_name(pool):
 
 
 def peak_growth_bytes(shape: GridShape) -> int:
-    """Growth of VmHWM while a 4096 x 4096 Linear is made, after a small one."""
+    """The growth of VmHWM while a 4096 x 4096 Linear is made, after a small one."""
     grid = grid_of(shape)
 
     def high_water_mark() -> int:
@@ -71,7 +71,7 @@ def peak_growth_bytes(shape: GridShape) -> int:
 
     nn.Linear(64, 64, grid=grid, role="expand")
     with open("/proc/self/clear_refs", "w") as file:
-        file.write("5")  # the mark starts over from what is resident now
+        file.write("5")  # resets the mark to the current resident size
     before = high_water_mark()
     layer = nn.Linear(4096, 4096, grid=grid, role="expand")
     growth = high_water_mark() - before
@@ -82,5 +82,5 @@ def peak_growth_bytes(shape: GridShape) -> int:
 def test_no_rank_holds_a_matrix_that_the_grid_splits(pool):
     full = 4096 * 4096 * 4
     for growth in pool(8).run(peak_growth_bytes, GridShape(x=2, y=2, z=2)):
-        # At least most of the shard itself, or the mark was not measured.
+        # At least most of the shard itself, or the measurement did not work.
         assert full / 16 < growth < full / 4

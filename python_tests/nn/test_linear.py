@@ -21,7 +21,7 @@ from axonn_ext.spec import settings  # fmt: skip
 from grids import bound, factorisations, grid_of, relative_error
 
 ROWS, IN, OUT = 48, 24, 40  # divisible by every grid of 8 in every role
-# What fewer ranks cannot have: three axes, and two sizes; each axis is the longer once.
+# Cases that fewer ranks cannot have: three axes, or axes of two sizes, each the longer one once.
 EIGHT = [
     GridShape(2, 2, 2, 1), GridShape(2, 2, 1, 2), GridShape(2, 1, 2, 2), GridShape(1, 2, 2, 2),
     GridShape(4, 2, 1, 1), GridShape(1, 4, 2, 1), GridShape(1, 1, 4, 2), GridShape(2, 1, 1, 4),
@@ -89,7 +89,7 @@ def test_matches_float64_on_the_other_grids_of_8(pool, role, layout, algorithm):
 
 
 def too_large_and_small(shape: GridShape) -> list[str]:
-    """The errors of Linears that need more symmetric memory than there is; small ones follow."""
+    """The errors of Linears that need too much symmetric memory, each followed by a small one."""
     loaded = settings.load()
     few = settings.MIN_SYMMETRIC_MEMORY_BYTES
     extension.configure(dataclasses.replace(loaded, symmetric_memory_bytes=few))
@@ -110,13 +110,13 @@ def too_large_and_small(shape: GridShape) -> list[str]:
 @pytest.mark.parametrize("shape", [GridShape(x=2, y=2), GridShape(y=2, z=2)], ids=str)
 def test_one_that_is_too_large_leaves_the_groups_usable(pool, shape):
     for errors in pool(4).run(too_large_and_small, shape):
-        assert len(errors) == 2  # those of the large ones
+        assert len(errors) == 2  # only the large ones fail
         for error in errors:
             assert "linear_forward: needs " in error and "AXONN_SYMMETRIC_MEMORY_BYTES" in error
 
 
 def bias_gradient(algorithm: str, trains_weight: bool) -> torch.Tensor:
-    """Of rows of which 256 is on rank 0 and 1 on each other one, in bf16."""
+    """The bias gradient of rows that are 256 on rank 0 and 1 on the other ranks, in bf16."""
     grid = grid_of(GridShape(y=4))
     layer = nn.Linear(8, 8, grid=grid, role="expand", algorithm=algorithm, dtype=torch.bfloat16)
     layer.weight.requires_grad_(trains_weight)
@@ -131,9 +131,9 @@ def bias_gradient(algorithm: str, trains_weight: bool) -> torch.Tensor:
 @pytest.mark.parametrize("trains_weight", [True, False])
 @pytest.mark.parametrize("algorithm", ["fused", "chunked", "sequential"])
 def test_a_bias_gradient_is_rounded_once(pool, algorithm, trains_weight):
-    """Also of rows that are multiplied where peers keep them, as those for a frozen weight are."""
+    """This also holds if rows are read from the peers' memory, as for a frozen weight."""
     for gradient in pool(4).run(bias_gradient, algorithm, trains_weight):
-        # 259 lies between the even 258 and 260; 256 + 1 would be rounded to 256 each time.
+        # bf16 rounds 259 to 260; with a rounding per addition, 256 + 1 would remain 256.
         assert (gradient == 260).all()
 
 
@@ -166,7 +166,7 @@ def test_options_change_no_result(pool, role):
 
 
 def gradients_of_three_linears(rows: int) -> float:
-    """The error where others run before the first one's backward, in both halves of a workspace."""
+    """The error if other Linears use both halves of a workspace before the first one's backward."""
     grid = grid_of(GridShape(z=4))
     keeps = {"save_gathered": True, "reshard_after_forward": False}
     layers = [
@@ -186,13 +186,13 @@ def gradients_of_three_linears(rows: int) -> float:
     return relative_error(grid.unshard(own.grad, layers[0].input_dims), wanted.grad)
 
 
-@pytest.mark.parametrize("rows", [1, 64])  # with many, the gathered weight is joined in one piece
+@pytest.mark.parametrize("rows", [1, 64])  # with many rows, the gathered weight is concatenated
 def test_what_is_kept_outlives_the_next_call(pool, rows):
     assert max(pool(4).run(gradients_of_three_linears, rows)) <= bound(torch.float64, 24)
 
 
 def gradients_of(algorithm: str, shape: GridShape, **options: object) -> list[torch.Tensor]:
-    """y, dx, dweight and dbias on this rank; large enough to be cut into chunks."""
+    """y, dx, dweight and dbias on this rank; large enough to be split into chunks."""
     grid = grid_of(shape)
     layer = nn.Linear(512, 768, grid=grid, role="expand", algorithm=algorithm, bias=True, **options)
     torch.manual_seed(3)
@@ -204,7 +204,7 @@ def gradients_of(algorithm: str, shape: GridShape, **options: object) -> list[to
 
 
 def check_overlapped_backward(layout: str) -> list[bool]:
-    """Whether bits are those of "sequential": both sum dx whole, in c10d's order."""
+    """Whether bits equal those of "sequential"; both sum the whole dx, in c10d's order."""
     shape = GridShape(x=dist.get_world_size())
     overlapped, plain = (gradients_of(a, shape, layout=layout) for a in ("chunked", "sequential"))
     assert all(t.abs().sum() > 0 for t in plain)
@@ -219,7 +219,7 @@ def test_a_sum_behind_wgrad_changes_no_bit(pool, world_size, layout):
 
 
 def order_of_backward(algorithm: str) -> list[str]:
-    """What torch runs in a backward pass on a grid over x, in order."""
+    """The ops that torch runs in a backward pass on a grid over x, in order."""
     grid = grid_of(GridShape(x=dist.get_world_size()))
     layer = nn.Linear(256, 256, grid=grid, role="expand", algorithm=algorithm, bias=False)
     y = layer(torch.ones(256 // dist.get_world_size(), 256, requires_grad=True))
@@ -234,7 +234,7 @@ def order_of_backward(algorithm: str) -> list[str]:
 
 
 def test_collectives_start_before_the_matmul_that_hides_them(pool):
-    """dgrad, then wgrad: x is gathered behind dgrad, dx summed behind wgrad."""
+    """First dgrad, then wgrad: gathering x overlaps dgrad, and summing dx overlaps wgrad."""
     for order in pool(2).run(order_of_backward, "chunked"):
         assert order == ["gather", "mm", "scatter", "mm"]
     for order in pool(2).run(order_of_backward, "sequential"):

@@ -1,4 +1,4 @@
-"""CrossEntropy against torch's in float64: on every grid, in every dtype, in place and not."""
+"""CrossEntropy against torch's in float64: on every grid, in every dtype, in place or not."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from loss_cases import (
     spread_of,
 )
 
-LIMIT = 1e-12  # in float64 anything above it is no rounding
+LIMIT = 1e-12  # in float64, anything above this is not rounding
 GROUP = ("nobody", 1, "auto")
 
 
@@ -46,7 +46,7 @@ def test_rows_equal_those_in_float64(dtype, in_place):
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("kind", KINDS)
 def test_devices_without_a_kernel_compute_the_same(kind, dtype):
-    """What such devices run, called on the CPU."""
+    """Calls the implementation for such devices on the CPU."""
     scan, write = (
         getattr(axonn, name).default._op_dk
         for name in ("_cross_entropy_scan", "_cross_entropy_gradient")
@@ -54,7 +54,7 @@ def test_devices_without_a_kernel_compute_the_same(kind, dtype):
     key = torch._C.DispatchKey.CompositeExplicitAutograd
     for rows, columns in ((7, 33), (1, 1), (0, 5), (3, 2_000_000)):
         if columns > 100 and (kind, dtype) != ("random", torch.bfloat16):
-            continue  # more columns than are read at once: a row each
+            continue  # one case suffices for rows too long to be read together
         logits = make_logits(rows, columns, dtype, kind)
         labels = make_labels(logits)
         top, total, label_logit = scan(key, logits, labels, 0, IGNORE_INDEX)
@@ -86,7 +86,7 @@ def test_a_row_that_is_no_number_spoils_no_other(dtype):
 
 
 def test_a_large_offset_of_all_logits_costs_no_digits():
-    """Both are exact in fp32, whose neighbours of 8192 are a thousandth apart."""
+    """All logits are exact in fp32, whose spacing at 8192 is about 0.001."""
     logits = torch.randint(-32, 33, (50, 40)) / 8
     labels = torch.randint(40, (50,))
     near, far = (forward(logits + offset, labels)[0] for offset in (0, 8192))
@@ -94,7 +94,7 @@ def test_a_large_offset_of_all_logits_costs_no_digits():
 
 
 def strided(logits: Tensor) -> dict[str, Tensor]:
-    """The same logits, laid out in other ways."""
+    """The same logits in other memory layouts."""
     rows, columns = logits.shape
     wide = torch.full((rows, columns + 3), 7.0, dtype=logits.dtype)
     wide[:, 1:-2] = logits
@@ -120,7 +120,7 @@ def test_logits_that_are_not_contiguous(dtype, in_place):
         assert not found, (name, found)
         overwritten = in_place and name == "rows apart"
         assert torch.equal(x, gradient if overwritten else logits), name
-        if name == "rows apart":  # its neighbours in memory are not touched
+        if name == "rows apart":  # the memory between rows is untouched
             base = x._base
             assert (base[:, 0] == 7).all() and (base[:, -2:] == 7).all()
 
@@ -244,7 +244,7 @@ def test_not_in_place_a_second_backward_is_right(leaf):
 @pytest.mark.parametrize("other", ["loss", "loss in place", "saves", "saves nothing"])
 @pytest.mark.parametrize("loss_first", [True, False])
 def test_in_place_what_else_uses_the_logits(leaf, other, loss_first):
-    """Backward runs last what forward ran first. Never is a gradient wrong."""
+    """Backward runs in the reverse order of forward. It may fail, but no gradient is ever wrong."""
     labels = make_labels(leaf.detach())
     logits = leaf * 1.0
     uses = {
@@ -286,12 +286,12 @@ def draw_batch(rows: int, vocab: int, kind: str, dtype: torch.dtype) -> tuple[Te
 
 
 def grid_failures(layout: str, in_place: bool) -> list[str]:
-    """Of the module on every grid of the world, in float64."""
+    """The failures of the module on every grid of the world, in float64."""
     found = []
     for grid in every_grid():
         loss_of = nn.CrossEntropy(grid=grid, layout=layout, in_place=in_place)
         axes = ("data", "z", "y") if layout == "sharded" else ("data", "z")
-        # One column a rank, an odd number, and many; rows of which some ranks' have no label.
+        # One column per rank, an odd number, and many; some ranks' rows have no label.
         for columns, rows in ((1, 1), (7, 3), (300, 2)):
             for kind in KINDS:
                 vocab, all_rows = columns * grid.size("x"), rows * dist.get_world_size()
@@ -319,7 +319,7 @@ def test_equals_torch_on_every_grid(pool, world_size, layout, in_place):
 
 
 def split_failures(dtype: torch.dtype) -> list[str]:
-    """Of rows whose columns all ranks share."""
+    """The failures for rows whose columns are split over all ranks."""
     size = dist.get_world_size()
     grid = grid_of(GridShape(x=size))
     axis = grid.axis("x")
@@ -327,7 +327,7 @@ def split_failures(dtype: torch.dtype) -> list[str]:
     for kind in KINDS:
         logits, labels = draw_batch(9, 301 * size, kind, dtype)
         if kind == "infinite":
-            logits[:, : 301 * (size - 1)] = -torch.inf  # all of some ranks' columns
+            logits[:, : 301 * (size - 1)] = -torch.inf  # all columns of all ranks but one
             labels[labels >= 0] = 301 * (size - 1)
             logits[:, 301 * (size - 1)] = 1.0
         wide = torch.float64 if dtype == torch.float64 else torch.float32

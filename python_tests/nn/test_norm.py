@@ -1,4 +1,4 @@
-"""Norms against float64, in each dtype, on rows whose parts lie on several ranks."""
+"""Norms against float64, in each dtype, on rows split over several ranks."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ def reference(kind: str, x: torch.Tensor, eps: float) -> torch.Tensor:
 def worst(kind: str, dtype: torch.dtype, y: int) -> float:
     """The largest error of a value, in units of the dtype's precision at that value.
 
-    One rounding is half a unit. The mean is as large as the spread, so that it has to be subtracted
-    before anything is rounded.
+    One rounding is half a unit. The mean is as large as the spread, so it must be subtracted before
+    anything is rounded.
     """
     grid: Grid = grid_of(GridShape(y=y))
     layer = KINDS[kind](WIDTH, grid=grid, dtype=dtype)
@@ -40,10 +40,10 @@ def worst(kind: str, dtype: torch.dtype, y: int) -> float:
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(("kind", "y"), [("layer", 1), ("layer", 2), ("rms", 2), ("head", 1)])
 def test_statistics_are_wide(pool, kind, y, dtype) -> None:
-    """In low precision the only rounding is that of the result, half a unit, and of fp32's sums.
+    """In low precision, only the result is rounded, by half a unit, besides the sums in fp32.
 
-    A value just above a power of two has a unit of twice its share, so a whole one is allowed; with
-    statistics in 16 bits some values are off by more. Wide dtypes round each of their steps.
+    The limit is one unit, which some values would exceed with statistics in 16 bits. Wide dtypes
+    round after each step.
     """
     limit = 1.01 if dtype.itemsize == 2 else 16.0
     errors = pool(y).run(worst, kind, dtype, y)

@@ -1,4 +1,4 @@
-"""The op that updates in host memory has the bits of torch's fused AdamW for CPUs."""
+"""The op for updates in host memory gives the same bits as torch's fused AdamW for CPUs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from axonn_ext.kernels import extension  # noqa: F401  (registers the op)
 from limits import HANG_SECONDS
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
-# Around the vectors of torch's kernel, its cache lines, and the tasks of ours.
+# Near the sizes of vectors and cache lines in torch's kernel, and of tasks in ours.
 SIZES = (0, 1, 7, 8, 9, 63, 64, 65, 1000, 16384, 40007)
 KINDS = ("normal", "wide", "special")
 BETAS = ((0.9, 0.95), (0.9, 0.999), (0.3, 0.5), (0.5, 0.9), (0.0, 0.0))
@@ -40,7 +40,7 @@ class State:
 
 
 def draw(generator: torch.Generator, numel: int, dtype: torch.dtype, kind: str) -> Tensor:
-    """Returns normal numbers, such of all magnitudes, or also zeros, infinities and NaN."""
+    """Returns normal numbers, numbers of all magnitudes, or those and zeros, infinities, NaN."""
     values = torch.randn(numel, generator=generator, dtype=torch.float64)
     if kind != "normal":
         exponents = torch.empty(numel, dtype=torch.float64).uniform_(-104, 88, generator=generator)
@@ -88,14 +88,14 @@ def ours(each: list[State], numbers: dict[str, float], factor: float) -> None:
 
 
 def same_bits(one: Tensor, other: Tensor) -> bool:
-    """Whether the bits are equal, or both are NaN: which NaN it is, processors choose."""
+    """Whether the bits are equal, or both are NaN; the bits of a NaN depend on the processor."""
     whole = {2: torch.int16, 4: torch.int32, 8: torch.int64}[one.itemsize]
     equal = one.view(whole) == other.view(whole)
     return bool((equal | (one.isnan() & other.isnan())).all())
 
 
 def cases() -> Iterator[tuple[float, tuple[float, float], float]]:
-    """Yields a weight decay, betas and a factor of gradients."""
+    """Yields a weight decay, betas and a factor for the gradients."""
     for betas in BETAS:
         yield 0.1, betas, 1.0
         yield 0.0, betas, 0.37
@@ -131,7 +131,7 @@ def test_bits_of_torch(threads: None, dtype: torch.dtype, kind: str, num_threads
 @pytest.mark.long
 @pytest.mark.parametrize("capability", ["default", "avx2"])
 def test_bits_of_the_kernels_for_other_processors(capability: str) -> None:
-    """Torch has a kernel without fused multiply-add, too; the environment can choose it."""
+    """Torch also has a kernel without fused multiply-add, which the environment can select."""
     run = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k",
          "test_bits_of_torch", __file__],
@@ -144,7 +144,7 @@ def test_bits_of_the_kernels_for_other_processors(capability: str) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 def test_update_is_that_of_the_paper(dtype: torch.dtype) -> None:
-    """Against the formulas in float64, from the second step on."""
+    """Compares the second step with the formulas in float64."""
     (state,) = (s for s in states(dtype, "normal", 0) if s.master.numel() == 1000)
     lr, (beta1, beta2), eps, decay, factor = 1e-2, (0.9, 0.95), 1e-8, 0.1, 0.37
     state.step.fill_(1.0)
@@ -157,7 +157,7 @@ def test_update_is_that_of_the_paper(dtype: torch.dtype) -> None:
     p = p * (1 - lr * decay) - lr * m / (1 - beta1**2) / (root + eps)
     numbers = {"lr": lr, "beta1": beta1, "beta2": beta2, "eps": eps, "weight_decay": decay}
     ours([state], numbers, factor)
-    # Some ten roundings, each of at most half a unit in the last place of terms below these.
+    # About ten roundings, each of at most half a unit in the last place of terms below these.
     for got, expected, terms in (
         (state.exp_avg, m, g.abs() + m.abs()), (state.exp_avg_sq, v, v),
         (state.master, p, p.abs() + lr * (g.abs() + m.abs()) / root),
@@ -167,7 +167,7 @@ def test_update_is_that_of_the_paper(dtype: torch.dtype) -> None:
 
 
 def test_weights_that_begin_inside_a_cache_line() -> None:
-    """Of many elements, weights go past the caches, in whole lines where there are some."""
+    """With many elements, weights are written past the caches, in whole lines where possible."""
     numel = (1 << 20) + 77
     generator = torch.Generator().manual_seed(0)
     gradient = torch.randn(numel, generator=generator).bfloat16()

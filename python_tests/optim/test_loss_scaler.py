@@ -1,4 +1,4 @@
-"""The loss scale: when it changes, what is saved of it, and what it does for AdamW in fp16."""
+"""The loss scale: when it changes, its saved state, and its effect for AdamW in fp16."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_it_falls_at_overflow_and_rises_after_a_window_without() -> None:
     for overflow in (0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 0, 0, 0):
         found.append(scaler.loss_scale)
         assert scaler.update(overflow=bool(overflow)) is bool(overflow)
-    # Two clean steps before an overflow count for nothing; it stays between the bounds.
+    # Two clean steps before an overflow do not count; the scale stays between the bounds.
     assert found == [16, 16, 16, 8, 8, 8, 16, 16, 16, 32, 32, 32, 32, 16, 8, 4, 4, 4, 4]
     assert scaler.loss_scale == 8
     assert scaler.num_overflows == 5
@@ -128,7 +128,7 @@ def test_gradients_of_fp16_are_unscaled_in_fp32() -> None:
         reference.step()
         assert all(torch.equal(p.grad, p.grad.half()) for p in low.parameters())
     for ours, theirs in zip(low.parameters(), wide.parameters(), strict=True):
-        # A power of two rounds nothing, so both make the same operations.
+        # Scaling by a power of two causes no rounding, so both compute the same.
         assert torch.equal(optimizer.pieces_of(ours)[0].master, theirs)
         assert torch.equal(ours, theirs.half())
 

@@ -1,4 +1,4 @@
-"""AdamW whose state lies in host memory or on the disk, held to AdamW on the device bit for bit."""
+"""AdamW with its state in host memory or on disk has the same bits as AdamW on the device."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from limits import HANG_SECONDS
 
 pytestmark = pytest.mark.long
 
-# Sizes around those of the vectors of the CPU's kernel, and some that a bucket cuts.
+# Sizes near those of vectors in the CPU's kernel, and some that a bucket splits.
 SHAPES = [(1,), (7, 9), (64,), (33, 65), (128, 64), (3, 5, 7), (1000,), (201, 31), (), (0, 3)]
 
 
@@ -36,7 +36,7 @@ def parameters(dtype: torch.dtype, shapes: list[tuple[int, ...]] = SHAPES) -> li
 
 
 def set_gradients(params: list[nn.Parameter], step: int) -> None:
-    """Random ones; every fifth step, some parameters have none."""
+    """Sets random gradients; in every fifth step, some parameters have none."""
     generator = torch.Generator().manual_seed(step)
     for index, parameter in enumerate(params):
         gradient = torch.randn(parameter.shape, generator=generator).to(parameter.dtype)
@@ -101,12 +101,12 @@ def late_crossing(device: torch.device, dtype: torch.dtype, numel: int) -> Strea
     return StreamCrossing(device, dtype, numel, late_gpu.Gpu())
 
 
-@pytest.mark.parametrize("bucket_elements", [1, 512])  # 1: of a vector, all the same
+@pytest.mark.parametrize("bucket_elements", [1, 512])  # 1: one vector per bucket
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_streams_that_are_late(
     monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, bucket_elements: int
 ) -> None:
-    """What crosses on streams is waited for wherever it is used."""
+    """Every use of transferred data waits for the transfer."""
     one, two = parameters(dtype), parameters(dtype)
     with monkeypatch.context() as patch:
         patch.setattr(adamw, "_crossing", late_crossing)
@@ -118,7 +118,7 @@ def test_streams_that_are_late(
 
 @pytest.mark.parametrize("shape", [(70,), (9, 7)])
 def test_gradients_with_any_strides(shape: tuple[int, ...]) -> None:
-    """Such as those of a sum, whose elements are all the same one, and transposed ones."""
+    """For example, a sum's gradients, whose elements are all the same one, and transposed ones."""
     one, two = parameters(torch.bfloat16, [shape]), parameters(torch.bfloat16, [shape])
     ours, on_device = AdamW(one, lr=1e-3, offload="cpu"), AdamW(two, lr=1e-3)
     for values in (torch.full((1,), 0.3), torch.randn(shape[::-1]).movedim(-1, 0)):
@@ -138,7 +138,7 @@ def test_gradients_stay_until_they_have_crossed() -> None:
     del gradient
     (copy,) = wait()
     assert copy is not None and torch.equal(copy, there)
-    time.sleep(0.05)  # the stream has forgotten it by now
+    time.sleep(0.05)  # by now, the stream has dropped it
     assert memory() is not None
     del wait
     gc.collect()
@@ -157,7 +157,7 @@ def test_nothing_is_updated_after_a_failure(monkeypatch: pytest.MonkeyPatch) -> 
         running.clear()
 
     params = parameters(torch.bfloat16)
-    monkeypatch.setattr(adamw, "_crossing", late_crossing)  # which has a thread for updates
+    monkeypatch.setattr(adamw, "_crossing", late_crossing)  # it updates in a thread
     optimizer = AdamW(params, lr=1e-3, offload="cpu", bucket_elements=2048)
     set_gradients(params, 0)
     monkeypatch.setattr(bucketed, "update_on_host", failing)
@@ -165,11 +165,11 @@ def test_nothing_is_updated_after_a_failure(monkeypatch: pytest.MonkeyPatch) -> 
         optimizer.step()
     assert len(calls) == 2 and not running.is_set()
     optimizer.close()
-    optimizer.close()  # again
+    optimizer.close()  # may be called again
 
 
 def test_files_never_have_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A process that is killed while they are made leaves none behind."""
+    """A process that is killed while creating them leaves none behind."""
     names: list[Path] = []
     allocate = os.posix_fallocate
 
@@ -241,7 +241,7 @@ def test_refusals(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_device_bytes(tmp_path: Path, dtype: torch.dtype) -> None:
-    """With states elsewhere, weights, gradients and a bucket's buffers are all that is left."""
+    """With states elsewhere, only weights, gradients and a bucket's buffers remain."""
     bucket = 1 << 20
     off, numel = device_bytes("disk", dtype, bucket, tmp_path)
     on, _ = device_bytes("none", dtype, bucket, tmp_path)
@@ -251,9 +251,9 @@ def test_device_bytes(tmp_path: Path, dtype: torch.dtype) -> None:
 
 
 def device_bytes(offload: str, dtype: torch.dtype, bucket: int, folder: Path) -> tuple[int, int]:
-    """Returns the bytes that training takes at most without what is elsewhere, and parameters.
+    """Returns the peak bytes of training without offloaded states, and the number of parameters.
 
-    Weights and states by their sizes, all else as torch's allocator gives it out.
+    Weights and states count by their sizes, everything else by torch's allocations.
     """
     model = nn.Sequential(*(nn.Linear(1024, 1024, dtype=dtype) for _ in range(12)))
     optimizer = AdamW(model, lr=1e-3, offload=offload, bucket_elements=bucket, folder=folder)
@@ -296,7 +296,7 @@ for step in range(3):
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs Linux's limit on private memory")
 def test_trains_where_the_states_do_not_fit(tmp_path: Path) -> None:
-    """21 M parameters need 20 bytes each, of which 2 are there; the limit allows 6 more."""
+    """21 M parameters need 20 bytes each; 2 are allocated before the limit, which allows 6 more."""
     limit = 6 * 21_000_000
     runs = {
         offload: subprocess.run(

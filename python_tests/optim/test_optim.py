@@ -85,7 +85,7 @@ def test_state_dict_resumes_exactly(dtype: torch.dtype) -> None:
     second = AdamW(resumed.parameters(), **other)
     second.load_state_dict(saved)
     assert second.options == optimizer.options
-    if dtype == torch.bfloat16:  # then the masters are copies
+    if dtype == torch.bfloat16:  # in this case the masters are copies
         for parameter in resumed.parameters():
             parameter.data.zero_()
         second.write_back()
@@ -121,7 +121,7 @@ def test_schedule() -> None:
     schedule = WarmupCosine(peak=1.0, final=0.1, warmup_steps=4, total_steps=25)
     assert [schedule(step) for step in range(4)] == [0.25, 0.5, 0.75, 1.0]
     assert schedule(4) == 1.0
-    assert schedule(14) == pytest.approx(0.55)  # half way between 4 and 24
+    assert schedule(14) == pytest.approx(0.55)  # halfway between 4 and 24
     assert schedule(24) == pytest.approx(0.1)
     assert schedule(100) == pytest.approx(0.1)
     falling = [schedule(step) for step in range(4, 25)]

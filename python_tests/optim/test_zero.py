@@ -1,4 +1,4 @@
-"""ZeRO: gradients and AdamW's state divided over data, held to the same training without it."""
+"""ZeRO: gradients and AdamW's state sharded over data, against the same training without it."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ GRIDS = [
 
 def check(pool: Pool, setup: Setup) -> None:
     for found in pool(setup.shape.size).run(zero_cases.compare, setup):
-        assert found["left"] == 0  # whole gradients are gone
+        assert found["left"] == 0  # no full gradients are left
         bound = zero_cases.CLOSE[setup.dtype]
         assert found["gradients"] < bound
         assert found["metrics"] < bound
         assert found["weights"] < zero_cases.CLOSE_WEIGHTS[setup.dtype]
-        # Low-precision weights have masters anyway; of fp32 ones the parts have copies.
+        # Low-precision weights always have masters; fp32 weights get copies of their shards.
         masters = 1.5 if setup.dtype == torch.float32 else 1.0
         assert found["state"] < masters / setup.shape.data + 0.05
 
@@ -41,7 +41,7 @@ def check(pool: Pool, setup: Setup) -> None:
 @pytest.mark.parametrize("zero", [1, 2])
 @pytest.mark.parametrize("shape", GRIDS, ids=GridShape.short)
 def test_as_without(pool: Pool, shape: GridShape, zero: int) -> None:
-    # One pass over what may differ, each with both values in some grid.
+    # Each option has both values in some grid.
     overlap = shape.x == 1
     layout = "replicated" if shape.y == 2 else "sharded"
     config = LLAMA if shape.z == 2 or shape.x == 2 else zero_cases.GPT2
@@ -56,7 +56,7 @@ def test_as_without(pool: Pool, shape: GridShape, zero: int) -> None:
 
 @pytest.mark.parametrize(("adapters", "recompute"), [(True, "none"), (False, "every:2")])
 def test_adapters_and_recomputed_blocks(pool: Pool, adapters: bool, recompute: str) -> None:
-    """Of the parameters only some have gradients, or only after a second forward pass."""
+    """Only some parameters have gradients, or gradients come after a second forward pass."""
     setup = Setup(
         GridShape(x=2, data=2), 2, overlap=True, micro_batches=2, adapters=adapters,
         recompute=recompute,
@@ -74,7 +74,7 @@ def test_all_options(
     pool: Pool, index: int, shape: GridShape, dtype: torch.dtype, zero: int, overlap: bool,
     parts: int,
 ) -> None:  # fmt: skip
-    # Where the state lies takes turns with the other options.
+    # The place of the state alternates with the other options.
     offload = OFFLOADS[(index + zero + overlap + parts) % len(OFFLOADS)]
     setup = Setup(shape, zero, offload, dtype=dtype, overlap=overlap, micro_batches=parts)
     check(pool, setup)
@@ -87,7 +87,7 @@ def test_state_of_parts_on_the_host(pool: Pool, offload: str) -> None:
 
 @pytest.mark.parametrize("overlap", [False, True])
 def test_stages_of_a_pipeline(pool: Pool, overlap: bool) -> None:
-    """The table that both ends hold is summed over them before it is divided."""
+    """The table on both end stages is summed over them before it is sharded."""
     check(pool, Setup(GridShape(pipe=2, data=2), 1, overlap=overlap, micro_batches=4))
 
 
@@ -125,5 +125,5 @@ def test_refusals(pool: Pool) -> None:
 
 @pytest.mark.parametrize("overlap", [False, True])
 def test_tied_table_that_is_gathered(pool: Pool, overlap: bool) -> None:
-    """Its two gradients are added before they are summed over z, and after that over data."""
+    """Its two gradients are added, then summed over z, and then over data."""
     check(pool, Setup(GridShape(z=2, data=2), 2, overlap=overlap, micro_batches=2))

@@ -1,4 +1,4 @@
-"""ZeRO where parameters are frozen, of several dtypes, or without gradients, and used wrongly."""
+"""ZeRO with frozen parameters, several dtypes or missing gradients, and wrong uses."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Pool = Callable[[int], WorkerPool]
     ids=str,
 )
 def test_steps_at_random(pool: Pool, usage: Usage, seed: int) -> None:
-    """Sums are exact here, so that all bits are those of a training without any of it."""
+    """Sums are exact here, so all bits equal those of a training without any of the options."""
     assert pool(2).run(zero_edge_cases.compare, GridShape(data=2), usage, seed) == [[], []]
 
 
@@ -41,7 +41,7 @@ def test_steps_at_random(pool: Pool, usage: Usage, seed: int) -> None:
 def test_gradients_of_different_parameters(
     pool: Pool, missing: int, zero: int, overlap: bool
 ) -> None:
-    """One bucket has all gradients, so that ranks differ in what is in it alone."""
+    """One bucket has all gradients, so ranks differ only in its content."""
     usage = Usage(zero, overlap=overlap, bucket_elements=1 << 20)
     for said in pool(2).run(zero_edge_cases.differing_gradients, usage, missing):
         if overlap:
@@ -55,7 +55,7 @@ def test_a_rank_without_any_gradient(pool: Pool) -> None:
 
 
 def test_sums_that_a_part_of_a_stage_begins(pool: Pool) -> None:
-    """The table of both ends is summed over them first, whoever asks for the sums."""
+    """The table on both end stages is summed over them first, whichever module is synced."""
     for whole, part_first in pool(4).run(zero_edge_cases.sums_of_a_part, GridShape(pipe=2, data=2)):
         assert part_first == whole
 

@@ -1,4 +1,4 @@
-"""How many SMs fused GEMMs leave free while collectives run beside them."""
+"""The number of SMs that fused GEMMs leave free for concurrent collectives."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 from axonn_ext import _C
 from axonn_ext.overlap.busy_sms import BusySms
 
-DEVICE = torch.device("cuda", 7)  # which nothing else here counts for
+DEVICE = torch.device("cuda", 7)  # no other test counts for this device
 SMS = 8
 
 
@@ -32,7 +32,7 @@ def test_each_lane_counts_once_while_anything_of_it_runs():
     assert free() == 0
     busy.started("z", first, is_captured=False)
     busy.started("z", second, is_captured=False)
-    assert free() == SMS  # a lane runs one after the other
+    assert free() == SMS  # a lane runs its collectives one after the other
     busy.started("data", other, is_captured=False)
     assert free() == 2 * SMS
     first.passed = True
@@ -41,7 +41,7 @@ def test_each_lane_counts_once_while_anything_of_it_runs():
     second.passed = True
     busy.look()
     assert free() == SMS
-    busy.awaited("data", other)  # the current stream's later work comes behind it
+    busy.awaited("data", other)  # later work of the current stream runs after it
     assert free() == 0
     busy.awaited("data", other)
     assert free() == 0
@@ -64,8 +64,8 @@ def test_what_a_graph_has_captured_is_not_asked():
     busy = BusySms(DEVICE, sms=SMS)
     captured = Event()
     busy.started("z", captured, is_captured=True)
-    assert free() == SMS  # for the GEMMs that the graph captures next
-    del captured.passed  # asking it would raise
+    assert free() == SMS  # for the next GEMMs in the graph
+    del captured.passed  # a query would raise
     busy.look()
     assert free() == 0
 

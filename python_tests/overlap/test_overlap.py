@@ -1,4 +1,4 @@
-"""The orchestrator: the same bits with overlap and without, and what it promises about memory."""
+"""The orchestrator: the same bits with overlap and without, and its memory limits."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_the_same_bits_on_and_off_8_ranks(pool, shape):
 
 
 class Shuffled(nn.Module):
-    """Linears whose order is another in every step."""
+    """Linears whose order may change in every step."""
 
     def __init__(self, grid: Grid) -> None:
         super().__init__()
@@ -111,17 +111,17 @@ def test_prefetch_follows_the_order_that_was_executed(pool):
         results, without, strict=True
     ):
         assert all(relative_error(g, e) < 1e-5 for g, e in zip(gradients, expected, strict=True))
-        # Backward finds the last two layers where forward has left them.
+        # The last two layers are still gathered from forward when backward starts.
         assert gathers[0][:4] == gathers[1][:4] == names("forward", [0, 1, 2, 3])
         assert gathers[1][4:] == names("backward", [1, 0])
         assert gathers[3][:4] == names("forward", [0, 3, 1, 2])
-        # Each step is expected to be the latest that began like it. The last but one leaves first
-        # the order before it and then the one before that; how the last begins is new.
+        # A step is predicted to repeat the latest step that began the same way. The last but one
+        # departs from the previous order, then from the one before; the last begins in a new way.
         assert mispredictions == [0, 0, 1, 1, 2, 4, 4]
 
 
 def issued_after_each_layer(model: Shuffled) -> list[int]:
-    """Gathers that a trace has seen when the first, second, ... layer has run."""
+    """The number of gathers in a trace after the first, second, ... layer has run."""
     counts: list[int] = []
     with trace_communication() as trace:
         hooks = [
@@ -155,7 +155,7 @@ def test_prefetch_runs_two_layers_ahead_once_the_order_is_known(pool):
 
 
 class GatheredMemory(TorchDispatchMode):
-    """The most bytes alive at once in the storages that all-gathers wrote to."""
+    """Records the peak bytes of the storages that all-gathers wrote to."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -199,13 +199,13 @@ def test_gathered_bytes_stay_within_the_budget(pool, recompute, prefetch):
         assert all(LARGEST < peak <= budget for peak, _ in results)
         num_gathers.append(results[0][1])
     assert everything[0] > 5 * LARGEST, "no budget was short"
-    # More memory, fewer gathers; with enough of it, each weight once a step.
+    # More memory, fewer gathers; with enough memory, each weight is gathered once per step.
     assert num_gathers == sorted(num_gathers, reverse=True)
     assert num_gathers[0] > num_gathers[-1] > everything[1] == STEPS * 10
 
 
 class SummedMemory(TorchDispatchMode):
-    """Bytes of the storages that all-reduces wrote to: of each, and the most alive at once."""
+    """Records the bytes of the storages that all-reduces wrote to: of each, and their peak."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -223,8 +223,8 @@ class SummedMemory(TorchDispatchMode):
 
 
 def summed_peak(dtype: torch.dtype) -> tuple[int, list[int], int]:
-    """Of buckets of gradients: the most bytes at once, and those of each; and how many of the
-    gradients that backward made were still held when they were on their way."""
+    """The peak bytes of gradient buckets, the bytes of each, and the number of backward's own
+    gradients that were still held while their buckets were in flight."""
     grid = grid_of(GridShape(data=2))
     model = models.build(LLAMA, grid, seed=2, dtype=dtype)
     made: list[tuple[nn.Parameter, StorageWeakRef]] = []
@@ -233,7 +233,7 @@ def summed_peak(dtype: torch.dtype) -> tuple[int, list[int], int]:
         made.append((p, StorageWeakRef(p.grad.untyped_storage())))
 
     for p in model.parameters():
-        p.register_post_accumulate_grad_hook(note)  # comes before the orchestrator's
+        p.register_post_accumulate_grad_hook(note)  # registered before the orchestrator's
     with Orchestrator(model, Overlap(bucket_bytes=1500)) as orchestrator:
         with SummedMemory() as memory:
             backward(model, grid, Case(LLAMA, dtype=dtype), orchestrator)
@@ -246,7 +246,7 @@ def summed_peak(dtype: torch.dtype) -> tuple[int, list[int], int]:
 
 def test_sums_of_low_precision_take_the_memory_of_two_buckets(pool):
     for peak, sizes, num_kept in pool(2).run(summed_peak, torch.bfloat16):
-        limit = 3 * max(sizes)  # two, and one that a thread of c10d's may be about to drop
+        limit = 3 * max(sizes)  # two, and one that a c10d thread may be about to drop
         assert peak <= limit < 0.7 * sum(sizes)
         assert num_kept == 0
 
@@ -261,7 +261,7 @@ def test_gradients_on_their_way_are_held_once(pool):
 
 
 def two_models() -> list[str]:
-    """Two models, interleaved, give what each gives alone; closed, a model is as before."""
+    """Two interleaved models give the same results as each alone; closing restores a model."""
     grid = grid_of(GridShape(z=2, data=2))
     alone = [train(grid, Case(config), ON) for config in (GPT2, LLAMA)]
     built = [models.build(config, grid, seed=2) for config in (GPT2, LLAMA)]
@@ -281,7 +281,7 @@ def two_models() -> list[str]:
     with pytest.raises(ValueError, match="has another one already"):
         Orchestrator(built[0])
     twin = copy.deepcopy(built[0])
-    Orchestrator(twin).close()  # a copy belongs to nobody
+    Orchestrator(twin).close()  # a copy belongs to no orchestrator
     for orchestrator in orchestrators:
         orchestrator.close()
     Orchestrator(built[0]).close()
@@ -294,7 +294,7 @@ def test_two_models_at_once(pool):
 
 
 def closed() -> tuple[bool, bool]:
-    """Whether gradients, and the bytes along each axis, are those without any orchestrator."""
+    """Whether gradients, and the bytes on each axis, equal those without any orchestrator."""
     grid, found = grid_of(GridShape(z=2, data=2)), []
     for had_one in (False, True):
         model = models.build(LLAMA, grid, seed=2)
@@ -314,7 +314,7 @@ def test_a_closed_one_leaves_nothing_behind(pool):
 
 
 class CountingLane:
-    """Of two ranks that send the same; counts exchanges that nobody has waited for."""
+    """A lane of two ranks that send the same; counts exchanges without a wait."""
 
     axis = SimpleNamespace(size=2)
     under_way = 0
@@ -363,7 +363,7 @@ def test_a_weight_changed_between_forward_and_backward_is_an_error(pool):
 
 
 def no_sync_forgotten() -> float:
-    """Two backward passes outside of no_sync: more communication, the same sums."""
+    """The error of two backward passes outside of no_sync: more communication, the same sums."""
     grid = grid_of(GridShape(z=2, data=2))
     results = []
     for forgotten in (False, True):
@@ -393,7 +393,7 @@ def test_bad_options(option):
 
 
 def outputs_after_a_change() -> tuple[Tensor, Tensor]:
-    """With and without an orchestrator, of weights changed after a pass without gradients."""
+    """Outputs with and without an orchestrator, after weights change following inference."""
     model, x = Shuffled(grid_of(GridShape(z=4))), torch.ones(4, 16)
     with torch.no_grad(), Orchestrator(model, Overlap()):
         model(x)
@@ -410,7 +410,7 @@ def test_weights_changed_between_passes_are_gathered_again(pool):
 
 
 def gradients_after_a_skipped_step() -> tuple[list[Tensor], list[Tensor]]:
-    """Of the same step, behind one that was given up and by itself."""
+    """Gradients of the same step, after an abandoned step and by itself."""
     model = Shuffled(grid_of(GridShape(z=2, data=2)))
     x = torch.randn(4, 16, generator=torch.Generator().manual_seed(1))
     results = []

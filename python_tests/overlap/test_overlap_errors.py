@@ -1,4 +1,4 @@
-"""What becomes of a run whose ranks are slow, die, or do not do the same."""
+"""Runs whose ranks are slow, die, or differ."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def loss_of(model: Any) -> Tensor:
 
 
 def slow_rank() -> float:
-    """One rank sleeps in forward and in backward of each step: everybody gets the right result."""
+    """One rank sleeps in forward and backward of each step; returns the error of the result."""
     expected = make_model()
     loss_of(expected).backward()
     sync_gradients(expected)
@@ -63,16 +63,16 @@ def test_a_slow_rank_is_only_slow(pool):
 
 
 def store() -> dist.Store:
-    """The one in which all ranks have met."""
+    """The store in which all ranks have met."""
     return dist.distributed_c10d._get_default_store()
 
 
 def failing(kind: str, environment: dict[str, str]) -> tuple[str, float]:
-    """The message and the seconds until it came, on this rank."""
+    """The error on this rank, and the seconds until it was raised."""
     os.environ.update(environment)
     try:
-        extension.configure(settings.load())  # of the ops, too, in which other ranks may wait
-        grid = Grid(**SHAPE.as_dict())  # what failed before shares nothing with it
+        extension.configure(settings.load())  # also for the ops, in which other ranks may wait
+        grid = Grid(**SHAPE.as_dict())  # shares nothing with grids that failed before
         model = models.build(LLAMA, grid, seed=2)
         with Orchestrator(model) as orchestrator:
             loss_of(model).backward()
@@ -93,7 +93,7 @@ def failing(kind: str, environment: dict[str, str]) -> tuple[str, float]:
 
 
 def spoil(kind: str, model: Any, rank: int) -> None:
-    """What makes the next step of rank 1 another one."""
+    """Makes rank 1's next step differ from the other ranks'."""
     if rank != 1:
         return
     middle = model.blocks[1].attention.out
@@ -109,14 +109,14 @@ def spoil(kind: str, model: Any, rank: int) -> None:
 
 @pytest.fixture(scope="module")
 def ranks() -> Iterator[WorkerPool]:
-    """Ranks of which some are lost in the last test."""
+    """Ranks, some of which die in the last test."""
     pool = WorkerPool(4)
     yield pool
     pool.close()
 
 
 def about(message: str) -> bool:
-    """Whether an error names an axis: the orchestrator's, or an op's that waited for a rank."""
+    """Whether an error of the orchestrator, or of an op that waited for a rank, names the axis."""
     return bool(re.search(r"axis (z|data), rank \d|(z|data) \(ranks ", message))
 
 

@@ -1,4 +1,4 @@
-"""The lanes of a GPU, driven here by streams of the CPU that keep the books a GPU's would keep."""
+"""The lanes of a GPU, with CPU streams that track dependencies as a GPU's streams would."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ from model_cases import GPT2, LLAMA
 from overlap_cases import LIMITS, Case, compare, diverge_on, linear, train
 
 TWO_BY_TWO = GridShape(z=2, data=2)
-SMS = 12  # that a collective takes
+SMS = 12  # used by a collective
 
 
 class Stream:
-    """Runs what it is given at once, and notes how far into each stream it has waited."""
+    """Runs its work at once, and records up to which point of each stream it has waited."""
 
     def __init__(self, device: object = None) -> None:
         self.seen = {id(self): 0}
@@ -56,7 +56,7 @@ class Event:
         self.at = time.monotonic()
 
     def query(self) -> bool:
-        assert not self._gpu.capturing  # which a GPU forbids
+        assert not self._gpu.capturing  # forbidden on a GPU
         return not self._gpu.behind
 
     def synchronize(self) -> None: ...
@@ -67,7 +67,7 @@ class Event:
 
 
 class Gpu:
-    """What the lanes use of torch.cuda."""
+    """The parts of torch.cuda that the lanes use."""
 
     Stream = Stream
 
@@ -75,7 +75,7 @@ class Gpu:
         self.Event = partial(Event, self)
         self._current = [Stream()]
         self.capturing = False
-        self.behind = False  # of the host
+        self.behind = False  # whether it lags behind the host
 
     def current_stream(self, device: object = None) -> Stream:
         return self._current[-1]
@@ -91,8 +91,8 @@ class Gpu:
 
 
 class Checked(StreamLane):
-    """Sees that a collective runs behind what the program has given before, and a reader behind
-    the collective."""
+    """Asserts that a collective runs after the program's earlier work, and readers after the
+    collective."""
 
     def _start(
         self, signature: str, sequence: int, tensors: Any, start: Any, *, sent_bytes: int
@@ -107,7 +107,7 @@ class Checked(StreamLane):
         def wait_and_look() -> None:
             wait()
             assert self._gpu.current_stream().seen[id(self._stream)] >= end, signature
-            assert program.seen[id(self._stream)] >= end, signature  # whose memory it is
+            assert program.seen[id(self._stream)] >= end, signature  # the memory belongs to it
 
         collective.wait = wait_and_look
         return collective
@@ -148,7 +148,7 @@ def test_the_same_bits_as_on_the_host(pool, case):
 
 
 def bits_of_both() -> list[str]:
-    """What differs between lanes of the host and lanes of streams."""
+    """Results that differ between host lanes and stream lanes."""
     grid, case, overlap = grid_of(TWO_BY_TWO), Case(LLAMA), Overlap(prefetch=2, bucket_bytes=4096)
     on_host = train(grid, case, overlap)
     with lanes_of_streams(Gpu()):
@@ -165,12 +165,12 @@ def test_a_graph_captures_the_same_collectives(pool):
         assert totals.keys() == untimed.keys()
         for axis, (tasks, num_bytes, busy) in totals.items():
             assert busy > 0
-            checks = 1  # of the order, which a graph cannot make
+            checks = 1  # of the order; a graph has none
             assert untimed[axis] == (tasks - checks, num_bytes - 2 * 8, 0.0)
 
 
 def totals_with_and_without_capture() -> tuple[dict[str, Any], dict[str, Any]]:
-    """Tasks, bytes and busy seconds of one step by axis; then while a graph is captured."""
+    """Tasks, bytes and busy seconds of one step by axis, without and with capture in a graph."""
     both = []
     for capturing in (False, True):
         gpu = Gpu()
@@ -188,7 +188,7 @@ def totals_with_and_without_capture() -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def free_sms_of_a_step() -> tuple[set[int], int]:
-    """What GEMMs in forward and backward leave free, and what is left free after the step."""
+    """The SMs that GEMMs in forward and backward leave free, and those left free after the step."""
     gpu, seen = Gpu(), set()
     with lanes_of_streams(gpu, StreamLane):
         grid = grid_of(TWO_BY_TWO)
@@ -198,21 +198,21 @@ def free_sms_of_a_step() -> tuple[set[int], int]:
             layer.register_full_backward_hook(lambda *_: seen.add(_C.free_sms_on(0)))
         with Orchestrator(model, Overlap(prefetch=1, bucket_bytes=64)) as run:
             for _ in range(2):
-                gpu.behind = True  # of the host, so nothing is done yet
+                gpu.behind = True  # so no work is done yet
                 model(torch.ones(4, 16, requires_grad=True)).sum().backward()
-                gpu.behind = False  # the host waits for the step before
+                gpu.behind = False  # the host waits for the previous step
                 run.sync_gradients()
             return seen, _C.free_sms_on(0)
 
 
 def test_gemms_leave_sms_to_the_collectives_that_are_under_way(pool):
     for seen, after in pool(4).run(free_sms_of_a_step):
-        assert max(seen) == 2 * SMS  # z and data
+        assert max(seen) == 2 * SMS  # for z and data
         assert after == 0
 
 
 def times_of_a_step_before_a_capture() -> dict[str, tuple[int, float, float]]:
-    """By axis, of a step whose times are read only after a capture."""
+    """Tasks and times by axis, of a step whose times are read only after a capture."""
     gpu, x = Gpu(), torch.ones(4, 16)
     with lanes_of_streams(gpu, StreamLane):
         grid = grid_of(TWO_BY_TWO)
@@ -229,7 +229,7 @@ def times_of_a_step_before_a_capture() -> dict[str, tuple[int, float, float]]:
 
 
 def use_a_weight_from(capture: bool) -> str:
-    """What is said of a weight that was gathered before a capture, or in one that is over."""
+    """The error for a weight that was gathered before a capture, or in one that has ended."""
     gpu, x = Gpu(), torch.ones(4, 16)
     with lanes_of_streams(gpu, StreamLane):
         model = torch.nn.Sequential(linear(grid_of(TWO_BY_TWO), "a"))
@@ -254,7 +254,7 @@ def test_what_is_left_when_a_capture_begins(pool):
 
 
 def read_elsewhere() -> list[bool]:
-    """Whether the allocator hears of a second stream that reads, and of it only."""
+    """Whether the allocator is told about a second stream that reads, and only about this one."""
     gpu, told = Gpu(), []
     with lanes_of_streams(gpu, StreamLane):
         run = Orchestrator(linear(grid_of(TWO_BY_TWO), "a"))
@@ -275,10 +275,10 @@ def test_memory_is_kept_for_every_stream_that_reads(pool):
 
 
 def drop(started_in_capture: bool, dropped_in_capture: bool) -> tuple[bool, list[bool], int]:
-    """What becomes of a collective that nobody waits for.
+    """Drops a collective without waiting for it.
 
-    Whether the program's stream waits for it; for each stream that the allocator hears of, whether
-    it is the lane's; and how many later collectives have times.
+    Returns whether the program's stream waits for it; for each stream that the allocator is told
+    about, whether it is the lane's; and the number of collectives with times.
     """
     gpu, told = Gpu(), []
     with lanes_of_streams(gpu, StreamLane):
@@ -303,8 +303,8 @@ def drop(started_in_capture: bool, dropped_in_capture: bool) -> tuple[bool, list
     [
         (False, False, True, []),
         (True, True, True, []),
-        (False, True, False, [True]),  # a captured stream must not wait for what is outside
-        (True, False, False, []),  # the memory is the graph's
+        (False, True, False, [True]),  # a captured stream must not wait for work outside the graph
+        (True, False, False, []),  # the memory belongs to the graph
     ],
 )
 def test_a_collective_that_is_dropped_keeps_its_memory_until_it_is_done(
@@ -328,7 +328,7 @@ def test_ranks_that_differ_learn_of_it_a_step_later(pool):
 
 
 class OnOurs(Checked):
-    """Sees that its transport is used on the lane's stream only."""
+    """Asserts that its transport is used only on the lane's stream."""
 
     calls: list[str]
 
@@ -345,7 +345,7 @@ class OnOurs(Checked):
 
 
 def bits_and_traces_of_both(case: Case) -> tuple[list[str], list[Any], set[str]]:
-    """What differs between both transports; what was issued, by transport; calls of ours."""
+    """Results that differ between the transports, the trace of each, and the calls of ours."""
     results, traces, calls = [], [], set()
     for lane in (Checked, OnOurs):
         seen: list[Any] = []
@@ -372,7 +372,7 @@ def test_ours_and_c10d_agree_in_bits_and_in_the_trace(pool):
 
 
 def fail_with(when: str) -> list[str]:
-    """What this rank hears after all communicators were aborted."""
+    """This rank's errors after all communicators were aborted."""
     gpu = Gpu()
     with lanes_of_streams(gpu, OnOurs):
         run = Orchestrator(linear(grid_of(TWO_BY_TWO), "a"))
@@ -392,7 +392,7 @@ def fail_with(when: str) -> list[str]:
 
 @pytest.mark.parametrize("when", ["done", "waiting"])
 def test_an_abort_is_an_error_of_settle_and_of_the_next_collective(pool, when):
-    """What was aborted is over, so the GPU passes its event, but the result means nothing."""
+    """The GPU passes the event of an aborted collective, whose result is meaningless."""
     for rank, heard in enumerate(pool(4).run(fail_with, when)):
         settled, issued = heard
         for message in heard:

@@ -1,4 +1,4 @@
-"""collectives.all_to_all: rows, gradients, and what happens where ranks differ."""
+"""collectives.all_to_all: rows, gradients, and errors if ranks differ."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SEND = [[1, 2, 0], [0, 0, 3], [2, 1, 1]]
 
 
 def exchanged(dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """What this rank gets of rows that name sender and number, and the gradient of what it sent."""
+    """The rows that this rank receives, which encode their sender, and the sent rows' gradient."""
     axis = grid_of(GridShape(y=3)).axis("y")
     send, receive = SEND[axis.rank], [row[axis.rank] for row in SEND]
     rows = torch.arange(sum(send), dtype=torch.float64) + 10 * axis.rank
@@ -58,7 +58,7 @@ def test_numbers_that_cannot_be_are_refused(pool):
 
 
 def alone() -> tuple[str, float]:
-    """Rank 0 exchanges, rank 1 does not come."""
+    """The error, and its time, if rank 0 exchanges and rank 1 does not take part."""
     axis = Grid(y=2).axis("y")
     start = time.monotonic()
     if axis.rank == 0:

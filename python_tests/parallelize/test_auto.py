@@ -1,4 +1,4 @@
-"""auto_parallelize: the gradients of the plain model on every grid, and what stays plain."""
+"""auto_parallelize: the plain model's gradients on every grid, and modules that stay plain."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ MAX_NORM = 0.01
 
 
 class Net(nn.Module):
-    """A head of 3 classes, which no grid of several x ranks divides, and an initialisation."""
+    """Has a head of 3 classes, which no grid with several x ranks divides, and its own init."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -74,7 +74,7 @@ def errors_of(shape: GridShape, ragged: bool) -> dict[str, float]:
     reference, model = plain(), made(grid)
     counts = [rows_of(rank, ragged) for rank in range(grid.world_size)]
     if ragged:
-        counts[-1] += 1  # not all empty on one rank
+        counts[-1] += 1  # not all ranks are empty
     generator = torch.Generator().manual_seed(1)
     x = torch.randn(sum(counts), 2, IN, generator=generator, dtype=torch.float64)
     labels = torch.randint(CLASSES, (sum(counts), 2), generator=generator)
@@ -106,7 +106,7 @@ def check_grids(world_size: int, ragged: bool) -> list[str]:
         f"{shape} {name}: {error:.1e}"
         for shape in grids
         for name, error in errors_of(shape, ragged).items()
-        if not error < 1e-12  # in fp64 anything above is an error of the algorithm
+        if not error < 1e-12  # in fp64, anything above is an error of the algorithm
     ]
 
 
@@ -127,7 +127,7 @@ def test_equals_the_plain_model(pool, world_size, ragged):
 
 
 def adopted(shape: GridShape) -> list[str]:
-    """A finished model becomes what the block would have constructed."""
+    """Adopting a finished model gives the same as constructing it in the block."""
     grid = grid_of(shape)
     model, constructed = plain(), made(grid)
     block = auto_parallelize(grid)
@@ -156,7 +156,7 @@ def split_and_whole(shape: GridShape) -> dict[str, tuple[int, ...]]:
 
 @long
 def test_a_rank_keeps_its_blocks(pool):
-    """Not only the results: weights [N / (Gx Gz), K / Gy], biases [N / Gx], the rest whole."""
+    """Shapes are split, too: weights [N / (Gx Gz), K / Gy], biases [N / Gx], the rest whole."""
     for shapes in pool(4).run(split_and_whole, GridShape(x=2, y=2)):
         assert shapes["first.weight"] == (HIDDEN // 2, IN // 2)
         assert shapes["first.bias"] == (HIDDEN // 2,)
@@ -169,7 +169,9 @@ def test_a_rank_keeps_its_blocks(pool):
 
 
 def values_after_a_seed(shape: GridShape) -> bool:
-    """Also those that the model's own constructor drew; load_full_state_dict takes plain ones."""
+    """Whether values equal the plain model's, including those that its constructor drew, and
+    load_full_state_dict accepts a plain state.
+    """
     grid = grid_of(shape)
     model, want = made(grid), plain(seed=3).state_dict()
     state = full_state_dict(model)
@@ -186,7 +188,7 @@ def test_values_are_those_of_the_plain_model(pool):
 
 
 class Tied(nn.Module):
-    """What must stay plain, and is made in one block."""
+    """Modules that must stay plain, and one that is split."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -223,7 +225,7 @@ def test_the_summary_names_what_stays_plain_and_why(pool):
 
 
 class Cycle(nn.Module):
-    """Is held by itself, so that it lives until the garbage collector comes."""
+    """References itself, so it lives until the garbage collector runs."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -231,7 +233,7 @@ class Cycle(nn.Module):
 
 
 def copied() -> tuple[str, list[str], str]:
-    """Layers that PyTorch copies; what is dropped in a cycle on one rank; a lazy module."""
+    """Layers that PyTorch copies, a module dropped in a cycle on one rank, and a lazy module."""
     grid = grid_of(GridShape(x=2))
     torch.manual_seed(0)
     gc.disable()
@@ -266,7 +268,7 @@ def test_copies_in_the_block_count(pool):
 
 
 def hooks_and_threads() -> None:
-    """Nothing of torch is left changed; other threads and later modules are plain."""
+    """Torch is left unchanged, and modules of other threads or made later are plain."""
     registry = torch.nn.modules.module._global_parameter_registration_hooks
     grid = grid_of(GridShape(x=2))
     elsewhere: list[nn.Linear] = []
@@ -315,7 +317,7 @@ def construct(grid: Grid, kind: str) -> None:
     torch.manual_seed(0)
     with auto_parallelize(grid):
         if odd:
-            nn.Linear(2, 2)  # what is dropped at once does not count
+            nn.Linear(2, 2)  # a module that is dropped at once does not count
             torch.manual_seed(kind == "seed")
         kept = [nn.Linear(8, 16 if kind == "size" and odd else 8)]
         if kind == "raise" and odd:
@@ -372,7 +374,7 @@ def test_bad_input_on_one_rank_is_an_error_on_every_rank(pool, shape):
 
 
 def other_tools(folder: str) -> dict[str, object]:
-    """Optimizer, checkpoint, copy, overlap, trace, and what is refused."""
+    """Results with an optimizer, checkpoint, copy, overlap and trace, and errors."""
     shape = GridShape(x=2, y=2)
     grid = grid_of(shape)
     model = made(grid)
@@ -412,7 +414,7 @@ def test_the_rest_of_the_package_takes_such_models(pool, tmp_path):
 
 
 def meta_model(shape: GridShape) -> bool:
-    """Built on the meta device, split there, and loaded: no rank has a whole weight."""
+    """Builds and splits a model on the meta device, and loads it; no rank has a full weight."""
     grid = grid_of(shape)
     with torch.device("meta"), auto_parallelize(grid):
         model = Net().double()

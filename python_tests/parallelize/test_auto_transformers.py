@@ -1,4 +1,4 @@
-"""auto_parallelize on unmodified models of transformers: logits, loss, gradients, what is plain."""
+"""auto_parallelize on unmodified transformers models: logits, loss, gradients, plain modules."""
 
 from __future__ import annotations
 
@@ -50,8 +50,8 @@ LINEARS = {
 def test_equals_transformers(name, world_size, pool) -> None:
     for shape in GRIDS[world_size]:
         for errors, summary in pool(world_size).run(placed, name, shape):
-            # Both compute in fp32 and add up in other orders; 96 terms of a sum lose a few units
-            # of 6e-8 each, and gradients pass through the layers twice.
+            # Both compute in fp32, with sums in different orders. 96 terms of a sum lose a few
+            # units of 6e-8 each, and gradients pass through the layers twice.
             assert max(errors.values()) < 2e-5, (shape, errors)
             assert all(text in summary for text in PLAIN[name]), summary
             classes = name == "bert-classifier" and shape.x * shape.z == 1

@@ -1,4 +1,4 @@
-"""What parallelize finds out about a model before it splits it, and about its results."""
+"""parallelize's checks of a model before splitting it, and of its results."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ def outcome(model: Callable[[], nn.Module], shape: GridShape, **options: Any) ->
     """The error of parallelize, or the plan."""
     try:
         return str(parallelize(made(model), grid_of(shape), verbose=False, **options))
-    except Exception as error:  # tests see which one
+    except Exception as error:  # the tests check which
         return f"{type(error).__name__}: {error}"
 
 
 class Zero(nn.Module):
-    """Works across features in front of a layer of zeros."""
+    """Works across features before a layer of zeros, which hides it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -46,7 +46,7 @@ class Zero(nn.Module):
 
 
 class ZeroFirst(Zero):
-    """The same behind a layer of zeros, whose mean is zero on every rank."""
+    """Works across features after a layer of zeros, so the mean is zero on every rank."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -86,7 +86,7 @@ def test_zeros_hide_no_code_across_features(pool):
 
 
 class EpsilonRMSNorm(nn.Module):
-    """Calls its eps otherwise, or has another argument."""
+    """Uses another name for eps, or has another argument."""
 
     def __init__(self, epsilon: float, hidden: bool = False, extra: bool = False) -> None:
         super().__init__()
@@ -176,7 +176,7 @@ def test_whatever_drops_is_named(pool):
 
 
 def test_attention_is_harmless_only_without_dropout() -> None:
-    """On GPUs one op has both; on CPUs PyTorch computes attention with dropout by others."""
+    """On GPUs, one op does both; on CPUs, PyTorch uses other ops for attention with dropout."""
     op = torch.ops.aten._scaled_dot_product_flash_attention.default
     operands = (torch.ones(1, 1, 2, 2),) * 3
     for p in (0.0, 0.1):
@@ -185,7 +185,7 @@ def test_attention_is_harmless_only_without_dropout() -> None:
 
 
 class Nested(nn.Module):
-    """Returns its states on demand, and a loss in front of what it returns."""
+    """Returns its states on request, and a loss before its other outputs."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -290,7 +290,7 @@ def test_a_mistake_is_found_before_anything_changes(pool):
 
 
 class OneRank(nn.Module):
-    """Fails on the grid, on rank 1 alone."""
+    """Fails on the grid, only on rank 1."""
 
     def __init__(self) -> None:
         super().__init__()

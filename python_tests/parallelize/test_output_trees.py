@@ -1,4 +1,4 @@
-"""Trees of outputs: what holds the tensors keeps its class, and each tensor its place."""
+"""Output trees: containers keep their class, and each tensor keeps its place."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""parallelize on small trees of torch.nn: results, the plan, and what is refused."""
+"""parallelize on small models of torch.nn: results, the plan, and errors."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ MAX_NORM = 0.01
 
 
 class Attention(nn.Module):
-    """Of a class that parallelize does not know; it works on any number of heads."""
+    """An attention class that parallelize does not know; works with any number of heads."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -57,11 +57,11 @@ class Block(nn.Module):
         x = x + self.attention(self.norm_1(x))
         y = self.norm_2(x)
         x = x + self.down(nn.functional.silu(self.gate(y)) * self.up(y))
-        return x + self.mix(x)  # expand alone: its output has to return to the stream
+        return x + self.mix(x)  # only "expand": its output has to return to the stream
 
 
 class Model(nn.Module):
-    """Padding, positions, a tied head with a bias that its owner holds, too."""
+    """Has padding, positions, and a tied head whose bias the model also holds itself."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -118,7 +118,7 @@ def errors_of(shape: GridShape, leave_plain: bool) -> dict[str, float]:
     want |= {"loss": want_loss, "norm": want_norm}
     want["logits"] = grid.shard(want_logits, {0: ("data", "z")})
     assert found.keys() == want.keys()
-    # Scores do not change with a bias of all keys, whose gradient is 0 but for rounding.
+    # A bias of all keys does not change the scores, so its gradient is 0 except for rounding.
     scale = {n: want[n.replace("key.bias", "query.bias")] for n in want}
     return {n: ((found[n] - want[n]).norm() / scale[n].norm()).item() for n in want}
 
@@ -128,7 +128,7 @@ def check_grids(world_size: int, leave_plain: bool) -> list[str]:
         f"{shape} {name}: {error:.1e}"
         for shape in factorisations(world_size)
         for name, error in errors_of(shape, leave_plain).items()
-        if not error < 1e-11  # in fp64 anything above is an error of the algorithm
+        if not error < 1e-11  # in fp64, anything above is an error of the algorithm
     ]
 
 
@@ -167,7 +167,7 @@ def test_who_feeds_whom_decides(pool):
 
 
 def rows_and_plans() -> list[float]:
-    """Rows of numbers instead of ids; roles that the plan turns around; a plan used again."""
+    """Errors with float rows instead of ids, with roles swapped by the plan, and a reused plan."""
     errors = []
     for shape in factorisations(4):
         grid = grid_of(shape)
@@ -201,7 +201,7 @@ def test_rows_and_given_plans(pool):
 
 
 class Gated(nn.Module):
-    """A parameter of its own beside modules."""
+    """Has its own parameter in addition to modules."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -213,7 +213,7 @@ class Gated(nn.Module):
 
 
 class Residual(nn.Module):
-    """A stream that no module reads in the end."""
+    """Has a stream that no module reads at the end."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -226,7 +226,7 @@ class Residual(nn.Module):
 
 
 class OneRMSNorm(nn.Module):
-    """Gemma's, with 1 + weight."""
+    """Gemma's RMSNorm, which multiplies by 1 + weight."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -237,7 +237,7 @@ class OneRMSNorm(nn.Module):
 
 
 class Across(nn.Module):
-    """Code between the modules that works across features."""
+    """Has code between its modules that works across features."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -351,7 +351,7 @@ def test_what_differs_between_ranks_is_an_error_on_every_rank(pool):
 
 
 def left_plain() -> dict[str, float]:
-    """What cannot be placed stays, with whole inputs and outputs: results and gradients."""
+    """Errors of results and gradients if modules that cannot be placed stay plain."""
     errors: dict[str, float] = {}
     models: Mapping[str, Callable[[], nn.Module]] = {
         "conv": lambda: nn.Sequential(
@@ -377,7 +377,7 @@ def left_plain() -> dict[str, float]:
             errors[f"{shape} {name}"] = relative_error(y, grid.shard(want, own))
             found = full_gradients(ours)
             for n, p in theirs.named_parameters():
-                # A Conv1d's bias under a norm may have a gradient that is 0 but for rounding.
+                # The gradient of a Conv1d's bias before a norm may be 0 except for rounding.
                 difference = (found[n] - p.grad).norm().item()
                 errors[f"{shape} {name} {n}"] = difference / (1e-3 + p.grad.norm().item())
     return errors
@@ -406,7 +406,7 @@ def other_tools(folder: str) -> dict[str, Any]:
     other = made()
     for parameter in other.parameters():
         parameter.data.zero_()
-    # A model of zeros would not be told apart from one that is wrong, but these sum to the same.
+    # With zeros, a wrong model could not be detected, but here the sums are the same.
     parallelize(other, grid_of(GridShape(y=2, data=2)), LOCAL, verbose=False)
     checkpoint.load(folder, model=other)
     state, loaded = full_state_dict(model), full_state_dict(other)

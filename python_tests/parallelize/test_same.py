@@ -1,4 +1,4 @@
-"""check_same_on_all_ranks: what differs between the ranks of a model of one's own."""
+"""check_same_on_all_ranks: differences between ranks in a user's own model."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from grids import grid_of
 
 
 class Model(nn.Module):
-    """A small model in which something is another one."""
+    """A small model in which one thing differs."""
 
     def __init__(self, change: str = "") -> None:
         super().__init__()
@@ -50,7 +50,7 @@ EXPECTED = {
 def error_of(function: Callable[[], object]) -> str:
     try:
         function()
-    except Exception as error:  # tests see which one
+    except Exception as error:  # the tests check which
         return f"{type(error).__name__}: {error}"
     return ""
 

@@ -1,4 +1,4 @@
-"""Checkpoints of models whose Conv1D have an order of their own on a grid."""
+"""Checkpoints of models whose Conv1D weights have a different order on a grid."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ HIDDEN, HEADS = 16, 4
 
 
 class Conv1D(nn.Module):
-    """Has the name and the layout of transformers' own."""
+    """Has the name and the layout of transformers' Conv1D."""
 
     def __init__(self, outputs: int, inputs: int) -> None:
         super().__init__()
@@ -24,7 +24,7 @@ class Conv1D(nn.Module):
 
 
 class GPT2Attention(nn.Module):
-    """Has the name, the children and the numbers of transformers' own."""
+    """Has the name, children and attributes of transformers' GPT2Attention."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -44,7 +44,7 @@ def made(seed: int) -> nn.Module:
 
 
 def saved_and_loaded(folder: str) -> dict[str, str]:
-    """What loading says, by the grid; "" where every value is the one that was saved."""
+    """The error of loading, by grid; "" if every value equals the saved one."""
     model = made(0)
     parallelize(model, grid_of(GridShape(x=2, y=2)), verbose=False)
     checkpoint.save(folder, model=model)

@@ -1,4 +1,4 @@
-"""parallelize on unmodified models of transformers: logits, loss and gradients on every grid."""
+"""parallelize on unmodified transformers models: logits, loss and gradients on every grid."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ GRIDS = {
 
 
 def placed(name: str, shape: GridShape) -> tuple[dict[str, float], dict[str, str], bool]:
-    """Relative errors on this rank, what stays plain, and whether the state is the plain one's."""
+    """Relative errors on this rank, the plain modules, and whether the state is unchanged."""
     grid = grid_of(shape)
     plain, model = make(name), make(name)
     classifies = name == "bert-classifier"
@@ -46,8 +46,8 @@ def placed(name: str, shape: GridShape) -> tuple[dict[str, float], dict[str, str
 def test_equals_transformers(name, world_size, pool) -> None:
     for shape in GRIDS[world_size]:
         for errors, plain, same in pool(world_size).run(placed, name, shape):
-            # Both compute in fp32 and add up in other orders; 96 terms of a sum lose a few units
-            # of 6e-8 each, and gradients pass through the layers twice.
+            # Both compute in fp32, with sums in different orders. 96 terms of a sum lose a few
+            # units of 6e-8 each, and gradients pass through the layers twice.
             assert max(errors.values()) < 2e-5, (shape, errors)
             assert same
             odd = name == "bert-classifier" and shape.y * shape.z > 1
@@ -55,7 +55,7 @@ def test_equals_transformers(name, world_size, pool) -> None:
 
 
 def own_loss(shape: GridShape) -> float:
-    """The relative error of a gradient where the model computes its own loss."""
+    """The relative error of a gradient if the model computes its own loss."""
     grid = grid_of(shape)
     plain, model = make("llama"), make("llama")
     parallelize(model, grid, verbose=False)
@@ -96,7 +96,7 @@ def test_transformers_loads_the_full_state(pool, tmp_path) -> None:
 
 
 def messages() -> list[str]:
-    """What cannot be placed, by its numbers; generation; a bare model."""
+    """Messages for sizes that cannot be placed, for generation, and for a bare model."""
     found = []
     cases = [
         ("llama", GridShape(x=4), {"num_key_value_heads": 2}, {}),
@@ -124,7 +124,7 @@ def test_what_cannot_be_placed_is_named(pool) -> None:
 
 
 def left_plain(name: str, shape: GridShape, values: dict[str, int]) -> float:
-    """The largest error of logits and gradients where a part of the model stays plain."""
+    """The largest error of logits and gradients if a part of the model stays plain."""
     grid = grid_of(shape)
     plain, model = make(name, **values), make(name, **values)
     plan = parallelize(model, grid, leave_plain=True, verbose=False)
@@ -149,7 +149,7 @@ def test_what_stays_plain_computes_the_same(pool, shape) -> None:
 
 
 def generated(name: str, shape: GridShape) -> bool:
-    """Greedy, with keys and values kept from token to token."""
+    """Whether greedy generation with a key-value cache gives the plain model's tokens."""
     plain, model = make(name).eval(), make(name).eval()
     parallelize(model, grid_of(shape), verbose=False)
     ids, _ = batch(name)
@@ -164,7 +164,7 @@ def test_generates_what_the_plain_model_does(name, pool) -> None:
 
 
 def body_alone(name: str, shape: GridShape) -> float:
-    """The last hidden states, which a model without a head returns, and further ones."""
+    """The error of the hidden states that a model without a head returns."""
     plain, model = (make(name).base_model.eval() for _ in range(2))
     parallelize(model, grid_of(shape), verbose=False)
     ids, _ = batch(name)
@@ -180,7 +180,7 @@ def test_a_model_without_a_head_returns_whole_states(name, pool) -> None:
 
 
 def broken_projections() -> float:
-    """x z = 8 does not divide the 12 features of the projections, but x divides the heads."""
+    """The error if x z = 8 does not divide the projections' 12 features, but x the heads."""
     values = {"hidden_size": 12, "num_attention_heads": 2, "num_hidden_layers": 1}
     values |= {"word_embed_proj_dim": 12, "ffn_dim": 16}
     return left_plain("opt", GridShape(x=2, z=4), values)
@@ -191,7 +191,7 @@ def test_an_attention_stays_plain_as_a_whole(pool) -> None:
 
 
 def norm_of_heads_plain() -> str:
-    """A plan that leaves the norm of one attention's queries as it is."""
+    """The error for a plan that leaves the norm of one attention's queries plain."""
     name = "model.layers.0.self_attn.q_norm"
     with pytest.raises(ValueError) as refused:
         parallelize(make("qwen3"), grid_of(GridShape(x=2, y=2)), {name: "plain"}, verbose=False)

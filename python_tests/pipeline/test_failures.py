@@ -23,7 +23,7 @@ pytestmark = pytest.mark.long
 
 
 class Layer(nn.Module):
-    """A Linear that, as number `number`, does something else at its `at`-th call."""
+    """A Linear that calls `instead` in its `at`-th call, if its number is 2."""
 
     def __init__(self, number: int, instead: Callable[[Tensor], Tensor], at: int) -> None:
         super().__init__()
@@ -37,7 +37,7 @@ class Layer(nn.Module):
 
 
 def failure(instead: Callable[[Tensor], Tensor], options: PipelineOptions) -> str:
-    """The error of this rank where the third of four stages does something else."""
+    """This rank's error if the third of four stages calls `instead`."""
     grid = grid_of(GridShape(pipe=4))
     layers = [lambda n=n: Layer(n, instead, at=3) for n in range(4)]
     pipeline = Pipeline(layers, grid, options, loss=F.mse_loss)
@@ -49,7 +49,7 @@ def failure(instead: Callable[[Tensor], Tensor], options: PipelineOptions) -> st
 
 
 def peers_fail(shape: GridShape) -> str:
-    """The error of this rank where a block of the last rank's stage raises."""
+    """This rank's error if a block of the last rank's stage raises."""
     model = make(config_of("gpt2", 4), shape, PipelineOptions(), ParallelConfig())
     pipeline = Pipeline(model, model.grid)
     pipeline.step(own_batches(model.grid))
@@ -59,8 +59,8 @@ def peers_fail(shape: GridShape) -> str:
         pipeline.step(own_batches(model.grid))
     with pytest.raises(PipelineError, match="cannot be used any more"):
         pipeline.step(own_batches(model.grid))
-    pipeline.close()  # must not wait for messages that will not come
-    with Pipeline(model, model.grid):  # the model itself is free again
+    pipeline.close()  # must not wait for messages that never come
+    with Pipeline(model, model.grid):  # the model can be used again
         pass
     return f"{type(error.value).__name__}: {error.value}"
 
@@ -87,7 +87,7 @@ def die(y: Tensor) -> Tensor:
 
 @pytest.fixture
 def four() -> WorkerPool:
-    """Ranks of a test's own, since they cannot go on after a failure."""
+    """New ranks for each test, since they cannot continue after a failure."""
     started = WorkerPool(4)
     yield started
     started.close()
@@ -122,14 +122,14 @@ def test_a_stage_that_is_killed(four, transport) -> None:
         four.run(failure, die, PipelineOptions(transport=transport))
     text = str(error.value)
     assert "rank 2: the process ended" in text
-    # The others have answered; the pool keeps their answers.
+    # The pool keeps the answers of the others.
     assert four.answers.keys() == {0, 1, 3}
     for answer in four.answers.values():
         assert answer.startswith("PipelineError") and "rank 2" in answer, answer
 
 
 def late(seconds: float) -> str:
-    """The error of this rank, which waits for 10 s for messages, of which one is late."""
+    """This rank's error if a message is late by `seconds`; ranks wait for 10 s."""
     os.environ["AXONN_TIMEOUT_SECONDS"] = "10"
     grid, steps = grid_of(GridShape(pipe=4)), [0]
 
@@ -156,7 +156,7 @@ def test_a_message_that_is_late(four) -> None:
 
 
 def other_rows() -> str:
-    """The error of a list of modules whose loss differs between the ranks of x."""
+    """The error for a list of modules whose losses differ between the ranks of x."""
     grid = grid_of(GridShape(pipe=2, x=2))
     layers = [lambda: nn.Linear(4, 4)] * 2
     x = torch.randn(2, 4, generator=torch.Generator().manual_seed(0))
@@ -173,7 +173,7 @@ def test_ranks_of_x_must_have_the_same_loss(pool) -> None:
 
 
 def refused() -> list[str]:
-    """Messages of pipelines that cannot be."""
+    """The error messages for invalid pipelines."""
     grid = grid_of(GridShape(pipe=2))
     model = make(config_of("gpt2", 2), GridShape(pipe=2), PipelineOptions(), ParallelConfig())
     linear = nn.Linear(4, 4)

@@ -1,4 +1,4 @@
-"""Messages between GPUs, driven here by streams that are threads and transfers over gloo."""
+"""Messages between fake GPUs, whose streams are threads and whose transfers go over gloo."""
 
 from __future__ import annotations
 
@@ -53,8 +53,8 @@ def test_a_stage_is_in_one_pair_of_a_round(size: int) -> None:
 def test_both_ends_of_a_connection_are_made_in_the_same_step(size: int, wraps: bool) -> None:
     ranks = [3 * stage + 1 for stage in range(size)]
     channels = []
-    # With as many steps on all ranks, and both ends of each channel in the same one, no two ranks
-    # can be at different channels and wait for each other; and groups get the same names on both.
+    # All ranks have the same number of steps, with both ends of a channel in the same step. So no
+    # two ranks wait for each other at different channels, and a group has the same name on both.
     for found in zip(*(steps(stage, ranks, wraps=wraps) for stage in range(size)), strict=True):
         for stage, step in enumerate(found):
             assert ranks[stage] in step.ranks and step.ranks == sorted(step.ranks)
@@ -93,7 +93,7 @@ class Ends:
         return Message(direction, to, number)
 
     def announce(self, form: Form) -> None:
-        """Announces a message forward, which then does not come."""
+        """Announces a forward message that is never sent."""
         outgoing = self.neighbours._senders[FORWARD]._outgoing
         outgoing.send(form.header())
         outgoing.send(torch.zeros(1, dtype=torch.uint8))
@@ -103,7 +103,7 @@ class Ends:
 
 
 def full(shares: bool) -> tuple[list[int], list[int], bool]:
-    """Transfers that have begun and ended while the receiver has no room, and in the end."""
+    """The numbers of started and ended transfers while the receiver has no room, and at the end."""
     ends = Ends(GridShape(pipe=2), shares=shares)
     many, tensors = 2 * ROOM, torch.arange(6.0 * ROOM).view(-1, 3)
     begins, is_right = len(ends.gpu.begun), True
@@ -114,7 +114,7 @@ def full(shares: bool) -> tuple[list[int], list[int], bool]:
         ends.neighbours.expect("training", [ends.incoming(FORWARD, n) for n in range(many)])
     while len(ends.gpu.ended) < begins + ROOM:
         time.sleep(0.01)
-    time.sleep(0.3)  # in which one more would begin
+    time.sleep(0.3)  # another transfer would start in this time
     counts = [len(ends.gpu.begun) - begins, len(ends.gpu.ended) - begins]
     dist.barrier()
     if ends.axis.rank == 1:
@@ -137,13 +137,13 @@ SHAPES = ((3, 5), (0, 5), (1,), (64, 33))
 
 
 def content(sender: int, direction: str, phase: int, number: int) -> Tensor:
-    """The values of a message; no two have the same."""
+    """The values of a message, which are different for each message."""
     seed = ((sender * 2 + (direction == FORWARD)) * len(SHAPES) + phase) * COUNT + number
     return torch.randn(SHAPES[phase], generator=torch.Generator().manual_seed(seed)).double()
 
 
 def exchange(shape: GridShape, shares: bool) -> list[str]:
-    """Sends messages of several shapes to both neighbours; returns those that come out wrong."""
+    """Sends messages of several shapes to both neighbours; returns the incorrect ones."""
     ends = Ends(shape, shares=shares)
     wrong: list[str] = []
     rank, size, computes = ends.axis.rank, ends.axis.size, ends.gpu.cuda.computes
@@ -155,7 +155,7 @@ def exchange(shape: GridShape, shares: bool) -> list[str]:
         for number in range(COUNT):
             for direction in DIRECTIONS:
                 tensor = torch.zeros(SHAPES[phase][::-1], dtype=torch.float64).T
-                # The GPU computes the values later than the host sends them.
+                # The GPU computes the values after the host has called `send`.
                 values, seconds = content(rank, direction, phase, number), shuffled.uniform(0, 3e-3)
                 computes.run(lambda s=seconds, t=tensor, v=values: (time.sleep(s), t.copy_(v)))
                 ends.neighbours.send(str(phase), ends.outgoing(direction, number), tensor)
@@ -200,7 +200,7 @@ def test_pipelines_equal_one_process(pool, shape, options) -> None:
 
 
 def other_shapes(forgets: bool) -> float:
-    """The largest difference of losses from one process, in which shapes change between steps."""
+    """The largest error of losses against one process if shapes change between steps."""
     grid, gpu = grid_of(GridShape(pipe=2)), FakeGpu(slow=1e-3)
     torch.manual_seed(0)
     layers = [nn.Linear(4, 4), nn.Linear(4, 4)]
@@ -219,7 +219,7 @@ def other_shapes(forgets: bool) -> float:
 
 
 def test_shapes_may_change_when_they_are_forgotten(pool) -> None:
-    # fp32: a mean of 60 squares, in another order.
+    # A mean of 60 squares in fp32, in a different order.
     assert max(pool(2).run(other_shapes, True)) < 1e-5
 
 
@@ -229,15 +229,16 @@ def test_a_shape_that_changes_is_named(pool) -> None:
 
 
 def stopped(announced: bool) -> tuple[int, int, bool]:
-    """How many threads are left, what was aborted, and whether the message came.
+    """The numbers of threads left and of aborted groups, and whether the message arrived.
 
-    Threads that should end by themselves are waited for, others soon taken for those of a transfer.
+    Threads that should end by themselves get plenty of time; after an announcement, a thread soon
+    counts as blocked in a transfer.
     """
     ends, message = Ends(GridShape(pipe=2)), Message(FORWARD, 1, 0)
     form = Form((4,), torch.float32)
     if ends.axis.rank == 1:
         ends.neighbours.expect("training", [message])
-        time.sleep(0.2)  # the thread waits by now
+        time.sleep(0.2)  # the thread is waiting by now
     elif announced:
         ends.announce(form)
     time.sleep(0.5)
@@ -251,7 +252,7 @@ def test_a_receive_that_is_not_announced_is_stopped(pool) -> None:
 
 
 def test_a_transfer_that_does_not_end_is_aborted() -> None:
-    pool = WorkerPool(2)  # whose transfers of gloo stay behind
+    pool = WorkerPool(2)  # a new one, as gloo's transfers stay behind
     sender, receiver = pool.run(stopped, True)
     pool.close()
     assert sender == (0, 0, False)
@@ -260,13 +261,13 @@ def test_a_transfer_that_does_not_end_is_aborted() -> None:
 
 @pytest.fixture
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ranks that start then wait for 4 s: no GPU hears that the process of another has ended."""
+    """Makes new ranks wait for only 4 s, since no GPU notices that another's process has ended."""
     monkeypatch.setenv("AXONN_TIMEOUT_SECONDS", "4")
 
 
 @pytest.fixture
 def two(soon: None) -> Iterator[WorkerPool]:
-    """Ranks of a test's own, of which some end."""
+    """New ranks for each test, as some of them end."""
     started = WorkerPool(2)
     yield started
     started.close()
@@ -276,7 +277,7 @@ def dies_after_announcing() -> tuple[str, int]:
     ends, message = Ends(GridShape(pipe=2)), Message(FORWARD, 1, 0)
     if ends.axis.rank == 0:
         ends.announce(Form((4,), torch.float32))
-        time.sleep(0.5)  # the other rank's GPU asks for it
+        time.sleep(0.5)  # the other rank's GPU requests it
         os._exit(9)
     ends.neighbours.expect("training", [message])
     with pytest.raises(PipelineError) as error:
@@ -289,7 +290,7 @@ def dies_after_calling() -> tuple[str, int]:
     ends = Ends(GridShape(pipe=2))
     if ends.axis.rank == 0:
         ends.neighbours._receivers[BACKWARD]._calls.send(torch.zeros(1, dtype=torch.uint8))
-        time.sleep(1)  # the other rank's GPU begins to send
+        time.sleep(1)  # the other rank's GPU starts to send
         os._exit(9)
     with pytest.raises(PipelineError) as error:
         ends.neighbours.send("training", Message(BACKWARD, 0, 0), torch.ones(4))
@@ -329,21 +330,21 @@ def test_a_neighbour_that_dies(two, dies: Callable[[], object], text: str) -> No
 
 
 class NoMemory(FakeGpu):
-    """A GPU that cannot be connected. The others are left waiting for it in a call."""
+    """A GPU that cannot be connected, while the others wait for it in a call."""
 
     def follow(self, work: dist.Work) -> None:
         raise RuntimeError("the GPU has no memory left")
 
 
 class Dying(FakeGpu):
-    """A GPU whose process ends when it is connected."""
+    """A GPU whose process ends while it is being connected."""
 
     def follow(self, work: dist.Work) -> None:
         os._exit(9)
 
 
 def unconnected(bad: type[FakeGpu]) -> str:
-    """The error where rank 1 of four stages has a bad GPU."""
+    """The error if rank 1 of four stages has a bad GPU."""
     grid = grid_of(GridShape(pipe=4))
     gpu = bad() if grid.rank == 1 else FakeGpu(blocks=True)
     layers = [nn.Linear(4, 4) for _ in range(4)]
@@ -354,14 +355,14 @@ def unconnected(bad: type[FakeGpu]) -> str:
 
 @pytest.fixture
 def four() -> Iterator[WorkerPool]:
-    """Ranks of a test's own, of which some end."""
+    """New ranks for each test, as some of them end."""
     started = WorkerPool(4)
     yield started
     started.close()
 
 
 def connected_later() -> tuple[str, float]:
-    """The error of a pipeline that cannot be connected, and the loss of one after it."""
+    """The error of a pipeline that cannot be connected, and the loss of the next one."""
     grid = grid_of(GridShape(pipe=2))
     layers, x = [nn.Linear(4, 4), nn.Linear(4, 4)], torch.ones(2, 4)
     bad = NoMemory() if grid.rank == 1 else FakeGpu()
@@ -393,9 +394,9 @@ def test_a_rank_that_dies_while_gpus_are_connected(soon, four) -> None:
 
 
 def paced() -> tuple[float, str, float]:
-    """How long tasks wait, the error where another rank fails, and how long the GPU was idle.
+    """The time tasks wait, the error if another rank fails, and the idle time of the GPU.
 
-    The first task does not end before the second is launched.
+    The second task is launched before the first one ends.
     """
     grid, gate, gpu = grid_of(GridShape(pipe=2)), threading.Event(), FakeGpu()
     failing = Failures(settings.load().timeout_seconds)
@@ -427,7 +428,7 @@ def test_the_host_is_one_task_ahead_at_most(pool) -> None:
 
 
 def on_one_gpu() -> str:
-    """The error where the first stage alone is on a GPU."""
+    """The error if only the first stage is on a GPU."""
     grid = grid_of(GridShape(pipe=2))
     here = pipelines_on(FakeGpu()) if grid.rank == 0 else nullcontext()
     with pytest.raises(PipelineError) as error, here:
@@ -441,7 +442,7 @@ def test_stages_are_on_gpus_on_all_ranks_or_on_none(pool) -> None:
 
 
 def groups_after_a_failure() -> int:
-    """The number of groups of the grid that are the same before and after a failure."""
+    """The number of the grid's groups that are the same before and after a failure."""
     grid = grid_of(GridShape(pipe=2))
     x = torch.ones(2, 4)
     seen = []

@@ -1,4 +1,4 @@
-"""Messages through shared memory, over c10d, and by both ways in one pipeline."""
+"""Messages through shared memory, over c10d, and both in one pipeline."""
 
 from __future__ import annotations
 
@@ -31,7 +31,9 @@ PAGE = 4096
 
 
 def bits(shape: GridShape, options: PipelineOptions, unreachable: bool) -> tuple[bytes, int]:
-    """The results' bits, and the bytes of shared memory; rank 1 may not get at that of others."""
+    """The results' bits, and the bytes of shared memory. If `unreachable`, rank 1 cannot open that
+    of other ranks.
+    """
     model = make(config_of("gpt2", 4), shape, options, ParallelConfig())
     refused = mock.patch.object(channels, "_receivers", lambda addresses: {})
     with refused if unreachable and model.grid.rank == 1 else nullcontext():
@@ -52,12 +54,12 @@ def test_all_ways_give_the_same_bits(pool, shape) -> None:
     assert len({result for found in (shared, c10d, mixed) for result, _ in found}) == 1
     assert all(bytes_ > 0 for _, bytes_ in shared)
     assert all(bytes_ == 0 for _, bytes_ in c10d)
-    # Whoever sends to rank 1 alone has no shared memory left to send through.
+    # Ranks that send only to rank 1 use no shared memory.
     assert {bytes_ > 0 for _, bytes_ in mixed} == {True, False}
 
 
 class InPlace(nn.Module):
-    """Overwrites its input, as ReLU(inplace=True) does."""
+    """Overwrites its input, like ReLU(inplace=True)."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -97,8 +99,8 @@ def memory(steps: int) -> list[int]:
 
 def test_memory_of_messages_is_used_again(pool) -> None:
     first, second = pool(2).run(memory, 12)
-    # The first stage has at most 4 micro-batches in flight; a message of a micro-batch that has
-    # come back may be let go of a little later. A form takes a page.
+    # The first stage has at most 4 micro-batches in flight; messages of micro-batches that have
+    # returned may be freed a little later. A form takes a page.
     assert first[-1] <= (4 + 2) * 2 * PAGE + PAGE
     assert second[-1] <= (4 + 2) * 2 * PAGE + PAGE
 
@@ -117,7 +119,7 @@ def two_layers() -> Pipeline:
 
 
 def threads_after(case: str) -> tuple[int, int]:
-    """Threads and segments that are left of a pipeline that ended in this way."""
+    """The numbers of threads and segments left after a pipeline ended in this way."""
     pipeline = two_layers()
     x, bad = torch.ones(1, 4), torch.ones(1, 3)  # no loss has these shapes
     if case == "dropped":
@@ -157,7 +159,7 @@ else:
 
 @pytest.mark.parametrize("caught", [True, False])
 def test_a_process_ends_cleanly_after_a_failure(tmp_path, caught) -> None:
-    """A thread of messages that wakes up while the interpreter ends would abort the process."""
+    """A message thread that wakes up while the interpreter exits would abort the process."""
     script = tmp_path / "fails.py"
     script.write_text(FAILS.format(caught=caught))
     codes = []
@@ -180,7 +182,7 @@ def test_a_process_ends_cleanly_after_a_failure(tmp_path, caught) -> None:
 
 def forgets_alone() -> str:
     grid = grid_of(GridShape(pipe=2))
-    x = torch.ones(5, 4)  # as many bytes as what tells a form
+    x = torch.ones(5, 4)  # the same number of bytes as a form's description
     with pytest.raises(PipelineError) as error, two_layers() as pipeline:
         pipeline.step([(x, x)])
         if grid.rank == 0:

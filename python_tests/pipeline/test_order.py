@@ -1,4 +1,4 @@
-"""Whatever order messages arrive in, the bits are the same."""
+"""The bits are the same for any order in which messages arrive."""
 
 from __future__ import annotations
 
@@ -82,10 +82,10 @@ def test_ranks_of_a_stage_take_the_same_tasks(pool) -> None:
 
 
 def orders_and_mispredictions(seeds: range) -> tuple[int, int]:
-    """How many orders of tasks there were, and how often an order of weights was mispredicted."""
+    """The number of different orders of tasks, and of mispredicted orders of weights."""
     options, current = PipelineOptions(), [0]
     model = make(config_of("gpt2", 4), GridShape(pipe=2, z=2), options, ParallelConfig())
-    batches = own_batches(model.grid) * 3  # so many that a stage has a choice
+    batches = own_batches(model.grid) * 3  # enough to give a stage a choice
     orders = set()
     with Pipeline(
         model, model.grid, options, overlap=Overlap(prefetch=1, gathered_bytes=0),

@@ -15,7 +15,7 @@ from axonn_ext.spec.grid import COMMUNICATING, GridShape, grids_of
 from axonn_ext.spec.model import ModelConfig
 
 MODEL = ModelConfig(512, 256, 4, 8, 128)
-NODE = 4  # the ranks of a node of perlmutter
+NODE = 4  # ranks per node of perlmutter
 
 
 def request_of(text: str, **changes: object) -> Request:
@@ -25,12 +25,12 @@ def request_of(text: str, **changes: object) -> Request:
 
 
 def by_hand(item: str, grid: GridShape) -> bool:
-    """Whether a grid meets one condition, by another way than the module's."""
+    """Whether a grid meets one condition, computed independently of the module."""
     axis, _, size = item.partition("=")
     own = getattr(grid, axis)
     if size == "*":
         return True
-    if size == "node":  # every group of ranks, by its ranks
+    if size == "node":  # check the ranks of every group
         step = grid.inner(axis)
         groups = [
             [first + step * i for i in range(own)]

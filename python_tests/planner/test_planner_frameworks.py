@@ -1,4 +1,4 @@
-"""What other frameworks may choose, and that ours may choose it, too."""
+"""The configurations that other frameworks may choose, which ours may choose, too."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def test_grids_are_those_that_each_has() -> None:
     assert grids_of_framework("zero3") == {(1, 1, 32, 1, 1)}
     powers = [2**i for i in range(6)]
     assert grids_of_framework("fsdp") == {(1, 1, z, 32 // z, 1) for z in powers}
-    stages = [1, 2, 4, 8]  # as many as blocks
-    tensor = [1, 2, 4]  # as many as ranks of a node
+    stages = [1, 2, 4, 8]  # up to the number of blocks
+    tensor = [1, 2, 4]  # up to the ranks of a node
     assert grids_of_framework("megatron") == {
         (x, 1, 1, 32 // (x * pipe), pipe) for x in tensor for pipe in stages
     }
@@ -58,7 +58,7 @@ def test_the_plan_of_a_peer_has_only_what_it_has(name: str) -> None:
 
 
 def test_the_plan_is_the_best_of_what_a_peer_may_choose() -> None:
-    """Megatron-LM's optimizer may be distributed or not, whatever the request has."""
+    """Megatron-LM's optimizer may be distributed or not, regardless of the request."""
     framework = FRAMEWORKS["megatron"]
     for zero in (0, 2):
         request = request_of()

@@ -1,4 +1,4 @@
-"""Which weights the planner's schedule gathers, and when, against what the orchestrator decides."""
+"""The gathers of weights in the planner's schedule, compared with the orchestrator's decisions."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ BLOCK = sum(BYTES.values())
 
 
 def uses_of_step(recompute: str, parts: int) -> list[tuple[str, str]]:
-    """(weight, phase) in the order of a step: the table is tied, so one weight."""
+    """(weight, phase) in the order of a step. The table is tied, so it is one weight."""
     uses = []
     for _ in range(parts):
         uses.append(("table", "forward"))
@@ -36,7 +36,7 @@ def uses_of_step(recompute: str, parts: int) -> list[tuple[str, str]]:
 
 
 def decided(overlap: Overlap, recompute: str, parts: int) -> list[tuple[int, str]]:
-    """(the use at which it is started, weight) of each gather of a step that is known already."""
+    """(index of the use that starts it, weight) of each gather in a step whose order is known."""
     plan = _C.GatherPlan(num_prefetched=overlap.prefetch, budget_bytes=overlap.gathered_bytes)
     names = ["table", *(f"{i}.{w}" for i in range(MODEL.num_layers) for w in LINEARS)]
     numbers = {
@@ -68,11 +68,11 @@ BUDGETS = (
 @pytest.mark.parametrize("recompute", ["none", "full"])
 @pytest.mark.parametrize("parts", [1, 3])
 def test_as_many_bytes_are_gathered_as_the_orchestrator_decides(recompute: str, parts: int) -> None:
-    """At each turn between two passes the schedule may be off by a part of a block: it shares the
-    budget out in fractions of a block, the orchestrator in whole weights."""
+    """At each turn between two passes, the schedule may differ by a part of a block: it divides the
+    budget into fractions of a block, the orchestrator into whole weights."""
     for budget, prefetch in itertools.product(BUDGETS, (0, 1, 2, 4, 8)):
         if recompute == "full" and budget < max(BYTES.values()):
-            continue  # the program has the weight with which a block's backward begins held
+            continue  # the program assumes that the first weight of a block's backward is kept
         overlap = Overlap(prefetch=prefetch, gathered_bytes=budget)
         job = Job(MODEL, GRID, Options(overlap=overlap, recompute=recompute, micro_batches=parts),
                   192)  # fmt: skip
@@ -85,9 +85,9 @@ def test_as_many_bytes_are_gathered_as_the_orchestrator_decides(recompute: str, 
 
 
 def test_as_many_gathers_are_ahead_of_their_use() -> None:
-    """What does not fit beside the weight in use is not gathered ahead. Over fast links, a gather
-    that is ahead of its use begins while something is computed, and another one does not. At the
-    turn the schedule may gather parts of four weights where the orchestrator gathers some whole."""
+    """Weights that do not fit next to the one in use are not prefetched. Over fast links, exactly
+    the prefetched gathers start during computation. At the turn, the schedule may gather parts of
+    four weights where the orchestrator gathers some of them whole."""
     fast = machine_of(inter=1e12)
     for budget, prefetch in itertools.product(BUDGETS[:5], (0, 1, 2, 4)):
         overlap = Overlap(prefetch=prefetch, gathered_bytes=budget)
@@ -116,7 +116,7 @@ def weight_of(gather: Event) -> str:
 
 
 def share_gathered(gather: Event) -> float:
-    """What part of a weight a gather gathers, since a part of it may be held."""
+    """The fraction of a weight that is gathered, since a part of it may be kept."""
     link = machine_of().link(GRID, "z")
     ranks = GRID.z
     sent = bytes_of([weight_of(gather)]) * (ranks - 1) / ranks

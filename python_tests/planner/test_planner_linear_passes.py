@@ -1,4 +1,4 @@
-"""What runs beside what in a Linear's passes, against times that are worked out by hand."""
+"""The overlap in a Linear's passes, against times computed by hand."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_sequential_is_one_after_the_other() -> None:
 
 @pytest.mark.parametrize("inter", [1e9, 2e10, 1e12])
 def test_chunked_sums_dgrad_behind_wgrad_and_gathers_x_beside_dgrad(inter: float) -> None:
-    """x is within nodes of 4, y leaves them: so x and y have wires of their own."""
+    """x stays within nodes of 4, and y leaves them, so x and y use different wires."""
     machine, job = machine_of(inter=inter), job_of(GridShape(x=4, y=4), algorithm="chunked")
     costs, rank = Costs(machine, job.grid, "bf16"), Rank(job)
     assert costs.wires["x"] != costs.wires["y"]
@@ -58,7 +58,7 @@ def test_chunked_sums_dgrad_behind_wgrad_and_gathers_x_beside_dgrad(inter: float
         dgrad_s, wgrad_s = costs.compute(dgrad), costs.compute(wgrad)
         dgrad_ends = dy + dgrad_s
         wgrad_ends = max(dgrad_ends, x) + wgrad_s
-        dx_ends = max(dgrad_ends, x) + dx  # over the axis of x, so behind its gather
+        dx_ends = max(dgrad_ends, x) + dx  # on the same axis as x, so after its gather
         found = pass_of(job, (dgrad, wgrad), machine)
         assert found.seconds == pytest.approx(max(wgrad_ends, dx_ends))
         assert found.compute_s == pytest.approx(dgrad_s + wgrad_s)
@@ -82,9 +82,9 @@ def test_axes_on_one_wire_take_turns_in_a_pass() -> None:
 
 
 def test_chunks_feed_and_drain_a_product() -> None:
-    """Of four chunks, the first gather, or the last sum, is not hidden, however long the product
-    takes. Behind a gather over x alone the product is fed; a sum drains it. Of an all-reduce, the
-    whole is cut: here 16 MiB."""
+    """Of four chunks, the first gather or the last sum is never hidden, even by a long product.
+    A gather over only x feeds the product chunk by chunk; a sum drains it. An all-reduce splits its
+    whole tensor: here 16 MiB."""
     grid, short = GridShape(x=4), dataclasses.replace(MODEL, sequence_length=32)
     for model, linear, layout in (
         (MODEL, QKV, "sharded"), (MODEL, OUT, "sharded"), (short, OUT, "replicated"),
@@ -146,7 +146,7 @@ def seconds_in_sequence(job: Job, tasks: tuple[Task, ...], machine: Machine) -> 
 
 
 def test_deferred_weight_gradients_hide_no_sum() -> None:
-    """They run apart from backward, so that there is no wgrad behind which dx could be summed."""
+    """They do not run in backward, so there is no wgrad that could hide the sum of dx."""
     grid = GridShape(x=4, pipe=2)
     options = {"micro_batches": 4, "algorithm": "chunked"}
     job = job_of(grid, pipeline=PipelineOptions("zero_bubble"), **options)
@@ -160,7 +160,7 @@ def test_deferred_weight_gradients_hide_no_sum() -> None:
 
 
 def test_a_step_is_shorter_by_what_is_hidden() -> None:
-    """The reported case: 7.5 to 8 % of a step of large models on many GCDs."""
+    """The reported case saved 7.5 to 8 % of a step of large models on many GCDs."""
     grid, machine = GridShape(x=8, z=2, data=2), machine_of(inter=2e10)
     times = {
         how: simulate(job_of(grid, algorithm=how), machine).step_time_s

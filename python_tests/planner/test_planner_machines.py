@@ -1,4 +1,4 @@
-"""Machine files: what is read, what is refused, and the times that follow."""
+"""Machine files: reading, errors, and the resulting times."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_the_files_are_installed() -> None:
 
 
 def test_every_number_has_a_source() -> None:
-    """In the file's `source`, or in a comment on the number's line or above its block."""
+    """The source is in the file's `source`, or in a comment on the line or above its block."""
     keys = "slowdown", "memory_reserved_bytes", "memory_bytes_per_s", "launch_s"
     for path in FILES.glob("*.toml"):
         text = path.read_text()
@@ -102,7 +102,7 @@ def test_every_number_has_a_source() -> None:
 
 
 def test_gpus_that_are_the_same_are_told_once() -> None:
-    """A number with the reason for it may be in several files, tables of measurements not."""
+    """A number with its reason may be in several files, but not tables of measurements."""
     rows = [
         line.strip()
         for path in FILES.glob("*.toml")
@@ -126,7 +126,7 @@ def test_a_file_takes_what_it_does_not_say_from_its_base(tmp_path: Path) -> None
     assert (mine.name, mine.description, mine.memory_bytes) == ("mine", "mine", 90 * 10**9)
     assert mine.links.levels == base.links.levels != its_base.links.levels
     assert (mine.launch_s, mine.slowdown) == (its_base.launch_s, its_base.slowdown)
-    # Tables are replaced as a whole: fp32 and the tiles are gone.
+    # Tables are replaced as a whole, so fp32 and the tiles are gone.
     assert dict(mine.peak_flops) == {"bf16": 1e15}
     assert mine.products.num_units == 99 and not mine.products.tiles
     assert its_base.products.tiles
@@ -238,7 +238,7 @@ def test_a_wrong_file_is_refused(tmp_path: Path, old: str, new: str, message: st
 
 
 def axonn_bandwidth(machine: str, inner: int, size: int) -> float:
-    """GiB/s, as AxoNN's own planner looks it up (Megatron-AxoNN, examples/comm_model.py)."""
+    """GiB/s in the tables of AxoNN's own planner (Megatron-AxoNN, examples/comm_model.py)."""
     inside = {
         "perlmutter": {(1, 2): 76, (1, 4): 225, (2, 2): 76},
         "frontier": {(1, 2): 129, (1, 4): 52, (1, 8): 135, (2, 2): 50, (2, 4): 72, (4, 2): 36},
@@ -263,9 +263,9 @@ def test_a_ring_over_nodes_has_hops_of_both_kinds() -> None:
     link = machine.link(GridShape(x=2, z=16), "z")  # 4 members in each of 4 nodes
     assert link.latency_s == pytest.approx((12 * inside + 3 * between) / 15)
     assert link.bytes_per_s == pytest.approx(machine.links.levels[1].bytes_per_s / 2)
-    alone = machine.link(GridShape(x=16, data=4), "data")  # one member a node
+    alone = machine.link(GridShape(x=16, data=4), "data")  # one member per node
     assert alone.latency_s == pytest.approx(between)
-    # A node that sends more than one rank can is held back by the rank.
+    # If the node's rate is more than one rank can send, the rank is the limit.
     slow = dataclasses.replace(machine.links.levels[0], bytes_per_s=1e9)
     links = dataclasses.replace(machine.links, levels=(slow, machine.links.levels[1]))
     assert links.of(1, 16, "x", 16).bytes_per_s == pytest.approx(1e9)
@@ -274,7 +274,7 @@ def test_a_ring_over_nodes_has_hops_of_both_kinds() -> None:
 
 
 def test_groups_that_lie_across_nodes_have_the_network() -> None:
-    """Nodes of 8: of groups of three ranks, the third has ranks 6, 7 and 8."""
+    """Nodes have 8 ranks, and the third group of three has ranks 6, 7 and 8."""
     machine = load_machine("dgx-a100")
     node, network = machine.links.levels
     assert machine.link(GridShape(x=3), "x").bytes_per_s == node.bytes_per_s  # one group, one node
@@ -303,7 +303,7 @@ def test_measured_links_are_exact_and_correct_their_neighbours(tmp_path: Path) -
     pair, four, all_of_it = (machine.link(GridShape(x=n), "x") for n in (2, 4, 8))
     assert (pair.bytes_per_s, pair.latency_s) == (pytest.approx(2e9), pytest.approx(4e-5))
     assert all_of_it.bytes_per_s == pytest.approx(1e9)
-    # Half-way in the logarithm; the one known latency is twice the level's.
+    # Halfway on a logarithmic scale; the one known latency is twice the level's.
     assert four.bytes_per_s == pytest.approx(math.sqrt(2e18))
     assert four.latency_s == pytest.approx(4e-5)
     assert machine.link(GridShape(x=2, y=2), "y").bytes_per_s < 2e9
@@ -324,11 +324,11 @@ def test_kinds_of_collectives_may_differ(tmp_path: Path) -> None:
 
     assert seconds("all_gather") == pytest.approx(0.5 + 3 * 1e-5)
     assert seconds("all_reduce") == pytest.approx(1.0 + 6 * 3e-5)
-    assert 0.5 < seconds("reduce_scatter") < 1.0  # between the two that were measured
+    assert 0.5 < seconds("reduce_scatter") < 1.0  # between the two measurements
 
 
 def test_a_link_may_hide_its_latency(tmp_path: Path) -> None:
-    """Bytes are on their way while the steps of a ring take their time."""
+    """The latencies of a ring's steps overlap the transfer of bytes."""
     row = {"inner": 1, "size": 4, "bytes_per_s": 1e9, "latency_s": 1e-3}
     both = measured(row)
     longer = both.replace("[[levels]]", "[[levels]]\nhides_latency = true", 1)
@@ -343,7 +343,7 @@ def test_a_link_may_hide_its_latency(tmp_path: Path) -> None:
 
 
 def test_an_axis_may_have_links_of_its_own(tmp_path: Path) -> None:
-    """As where each axis' links are slowed down to a given bandwidth."""
+    """Emulated links, for example, give each axis its own bandwidth."""
     pair = {"inner": 1, "size": 2}
     machine = read(
         tmp_path,
@@ -356,7 +356,7 @@ def test_an_axis_may_have_links_of_its_own(tmp_path: Path) -> None:
     assert machine.link(GridShape(x=2), "x").bytes_per_s == pytest.approx(2e9)
     assert machine.link(GridShape(z=2), "z").bytes_per_s == pytest.approx(1e9)
     assert machine.link(GridShape(z=4), "z").bytes_per_s == pytest.approx(5e8)
-    # Of what has no rows of its own, the rows of no axis tell: half of the level's 4e9.
+    # An axis without rows uses the rows for no axis: half of the level's 4e9.
     assert machine.link(GridShape(data=4), "data").bytes_per_s == pytest.approx(2e9)
 
 
@@ -373,7 +373,7 @@ def sent_by_all_reduce(size: int, num_bytes: int) -> Collective:
 
 
 def test_all_reduces_between_nodes_take_trees_where_they_are_faster() -> None:
-    """64 MiB over 128 nodes of 8: a ring waits 2 * 1023 times, the trees up and down 7 + 7 hops."""
+    """64 MiB over 128 nodes of 8: a ring has 2 * 1023 steps, the trees 7 hops up and 7 down."""
     machine, grid = load_machine("dgx-h100"), GridShape(data=1024)
     link, message = machine.link(grid, "data"), sent_by_all_reduce(1024, 64 << 20)
     ring_s = 2 * (7 * 128 * 1.9e-6 + 127 * 4e-6 + 1e-6)  # 896 hops inside nodes, 127 between
@@ -384,10 +384,10 @@ def test_all_reduces_between_nodes_take_trees_where_they_are_faster() -> None:
     assert got == pytest.approx(sending / 0.92 + trees_s, rel=1e-6)
     assert got < 0.15 * ring_s  # the old plan's time was above ring_s
 
-    large = sent_by_all_reduce(1024, 64 << 30)  # bandwidth decides, and a ring has more of it
+    large = sent_by_all_reduce(1024, 64 << 30)  # bandwidth matters most, and a ring has more
     ring = large.num_bytes / link.bytes_per_s + 2 * 1023 * link.latency_s
     assert machine.collective_seconds(large, link, 1024) == pytest.approx(ring)
-    for kind in ("all_gather", "reduce_scatter"):  # for which NCCL has no trees
+    for kind in ("all_gather", "reduce_scatter"):  # NCCL has no trees for these
         half = Collective("data", kind, message.num_bytes // 2, "gradients")
         alone = half.num_bytes / link.bytes_per_s + 1023 * link.latency_s
         assert machine.collective_seconds(half, link, 1024) == pytest.approx(alone)
@@ -461,13 +461,13 @@ def test_products_have_tiles_and_waves(tmp_path: Path) -> None:
     def seconds(tiles: int, k: int = 4096) -> float:
         return machine.matmul_seconds(Matmul(128 * tiles, 256, k, "NT"), "fp32")
 
-    best = 2 * 128 * 256 * 4096 / (0.5e11 / 10)  # of one tile on one unit
+    best = 2 * 128 * 256 * 4096 / (0.5e11 / 10)  # one tile on one unit
     assert seconds(10) == pytest.approx(best)
     assert seconds(11) == seconds(20) == pytest.approx(2 * best)
-    # Five tiles are split in two along k, and ten units work; three in three on nine of them.
+    # Five tiles are split into two along k, for ten units; three tiles into three, for nine.
     assert seconds(5) == pytest.approx(best / 2)
     assert seconds(3) == pytest.approx(best / 3)
-    assert seconds(1, k=512) == pytest.approx(best / 8)  # too short to be split
+    assert seconds(1, k=512) == pytest.approx(best / 8)  # too short for more parts
     ragged = machine.matmul_seconds(Matmul(128 * 10 - 100, 130, 4096, "NT"), "fp32")
     assert ragged == pytest.approx(best)
 
@@ -512,7 +512,7 @@ def test_measured_products_are_exact_and_correct_their_neighbours(tmp_path: Path
     assert machine.matmul_seconds(Matmul(2048, 512, 512, "NT"), "fp32") == pytest.approx(0.08)
     assert ratio(1024, "NT") == pytest.approx(math.sqrt(ratio(512, "NT") * ratio(2048, "NT")))
     assert ratio(512, "TN") == pytest.approx(5 * ratio(512, "NT"))
-    # A layout that was not measured: as the same sizes of the others, in the mean.
+    # An unmeasured layout has the mean of the other layouts at the same sizes.
     assert ratio(512, "NN") == pytest.approx(math.sqrt(ratio(512, "NT") * ratio(512, "TN")))
     assert ratio(600, "NT") == pytest.approx(ratio(512, "NT"), rel=0.05)
 
@@ -575,8 +575,8 @@ def test_attention_depends_on_sequences_and_heads(tmp_path: Path) -> None:
     rates = machine.attention
     for length, size, rate in (
         (512, 64, 1e9), (2048, 64, 4e9), (512, 256, 2e9), (2048, 256, 8e9),
-        (1024, 64, 2e9), (1024, 128, 2e9 * 2**0.5),  # half-way in the logarithm
-        (1, 1, 1e9), (10**6, 10**4, 8e9),  # beyond: as at the nearest point
+        (1024, 64, 2e9), (1024, 128, 2e9 * 2**0.5),  # halfway on a logarithmic scale
+        (1, 1, 1e9), (10**6, 10**4, 8e9),  # outside: the value at the nearest point
     ):  # fmt: skip
         assert rates.flops("fp32", length, size) == pytest.approx(rate)
     seconds = machine.attention_seconds(Scores(10**10, 2048, 64), "fp32")
@@ -584,7 +584,7 @@ def test_attention_depends_on_sequences_and_heads(tmp_path: Path) -> None:
 
 
 def test_attention_of_the_machines_is_slower_for_short_sequences_and_small_heads() -> None:
-    """A rate of 2,048 tokens alone made 512 tokens too fast, and 16,384 too slow."""
+    """With only a rate for 2,048 tokens, 512 tokens were too fast, and 16,384 too slow."""
     for name in ("dgx-a100", "dgx-h100", "perlmutter", "alps"):
         rates = load_machine(name).attention
         short, usual, long = (rates.flops("bf16", s, 128) for s in (512, 2048, 16384))

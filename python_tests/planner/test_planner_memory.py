@@ -1,8 +1,8 @@
-"""What the planner says a rank holds, against what the real modules hold.
+"""The planner's memory of a rank, against the memory of the real modules.
 
-States and what autograd keeps: on fake tensors and ranks, so on grids of any size. Peaks: on real
-tensors; where a grid has several ranks, one of them runs here and its peers do not exist, so that
-collectives move nothing while every buffer around them is real.
+States, and tensors kept by autograd, are checked on fake tensors and ranks, so for grids of any
+size. Peaks are checked on real tensors. If the grid has several ranks, one of them runs here, and
+its peers do not exist: collectives move nothing, but all buffers around them are real.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ from memory import peaks_beside_threads
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 POLICIES = ("none", "attention", "every:2", "every:3", "every:3/4", "full")
 MEGA = 10**6
-# Of torch's allocator on Hopper; 8 MiB on older GPUs.
+# The workspace from torch's allocator on Hopper; on older GPUs it is 8 MiB.
 # Source: PyTorch, aten/src/ATen/cuda/CUDABlas.cpp, the default of CUBLAS_WORKSPACE_CONFIG.
 CUBLAS_WORKSPACE_BYTES = 32 << 20
 
 
 @contextmanager
 def absent_peers(num_ranks: int) -> Iterator[None]:
-    """This process is one rank of a world without any other."""
+    """Makes this process one rank of a world without peers."""
     rank = num_ranks // 3
     dist.init_process_group("fake", store=dist.HashStore(), rank=rank, world_size=num_ranks)
     try:
@@ -71,12 +71,12 @@ def build(job: Job) -> Transformer:
 
 
 def token_ids(job: Job) -> torch.Tensor:
-    """Of a micro-batch, those of a (data, z) group; also the labels."""
+    """The token ids of a (data, z) group's micro-batch; also used as labels."""
     return torch.zeros(job.rows, dtype=torch.long).view(-1, job.model.sequence_length)
 
 
 def random_jobs(count: int, seed: int | str, **chosen: object) -> list[Job]:
-    """Legal jobs on up to some hundred ranks, with all options but overlap, or the chosen ones."""
+    """Legal jobs on up to a few hundred ranks, with random options except overlap and `chosen`."""
     draw = random.Random(seed)
     jobs: list[Job] = []
     while len(jobs) < count:
@@ -141,13 +141,13 @@ def test_states_are_those_of_the_real_model_and_optimizer(job):
 @pytest.mark.parametrize("offload", ["none", "cpu"])
 @pytest.mark.parametrize("zero", [0, 1, 2])
 def test_states_of_parts_of_random_jobs(zero: int, offload: str) -> None:
-    """Masters and moments lie in memory for whole parts of buckets, whose gaps count."""
+    """Masters and moments take memory for whole parts of buckets, including gaps."""
     for job in random_jobs(5, f"{zero} {offload}"):
         chosen = OptimizerOptions(zero, offload, max(1, parameters_of_rank(job) // 3))
         job = dataclasses.replace(job, options=dataclasses.replace(job.options, optimizer=chosen))
         if not job.updates_in_buckets:
             continue
-        # Rank 0 has something of every bucket; a later rank's part may be padding alone.
+        # Rank 0 has elements of every bucket; a later rank's part may be only padding.
         with fake_ranks(0, job.grid.size), FakeTensorMode():
             optimizer = adamw_of(job, build(job))
             kept = [t for p in optimizer.pieces for t in (p.master, p.exp_avg, p.exp_avg_sq)]
@@ -164,7 +164,7 @@ def test_states_of_parts_of_random_jobs(zero: int, offload: str) -> None:
 
 
 def saved_bytes(job: Job) -> int:
-    """Of all memory that autograd's nodes save in a forward pass, parameters left out."""
+    """The bytes that autograd's nodes save in a forward pass, without parameters."""
     with absent_peers(job.grid.size), FakeTensorMode():
         model, ids = build(job), token_ids(job)
         parameters = {p.untyped_storage()._cdata for p in model.parameters()}
@@ -173,7 +173,7 @@ def saved_bytes(job: Job) -> int:
         def pack(tensor: torch.Tensor) -> torch.Tensor:
             storage = tensor.untyped_storage()
             if storage._cdata not in parameters:
-                storages[storage._cdata] = storage  # kept, so that no address is used twice
+                storages[storage._cdata] = storage  # kept alive, so that no address is reused
             return tensor
 
         with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
@@ -183,7 +183,7 @@ def saved_bytes(job: Job) -> int:
 
 
 def jobs_of_each_policy() -> list[Job]:
-    """A family with all that a policy may keep or compute again: rotation, norms of heads."""
+    """Jobs of a family with everything that a policy may keep or recompute: rotary, head norms."""
     model = ModelConfig(1024, 256, 5, 8, 64, family="qwen3", num_kv_heads=4)
     policies = ("none", "attention", "every:2", "every:3", "every:3/4", "full")
     return [
@@ -210,7 +210,7 @@ def test_activations_are_what_saved_tensor_hooks_count(job):
 
 def check_activations(job: Job) -> None:
     kept = kept_of(job).total(job.model.num_layers, job.options.recomputation)
-    # torch's LayerNorm may keep statistics of 16-bit rows in either dtype. 4 bytes: the loss.
+    # torch's LayerNorm may keep the statistics of 16-bit rows in either dtype. The loss: 4 bytes.
     torchs = job.model.traits.norm is not RMS_NORM and job.grid.y == 1 and job.options.width == 2
     assert kept == pytest.approx(saved_bytes(job), rel=0.005 if torchs else 0, abs=4)
 
@@ -252,8 +252,8 @@ def adamw_of(job: Job, model: Transformer) -> AdamW:
 
 
 def run_steps(job: Job, model: Transformer, *, num_steps: int, has_peers: bool) -> int:
-    """Returns the bytes of mapped files. Before the last step, there is one of the optimizer, whose
-    whole state then exists. Without peers gradients are not summed: the sums share memory with
+    """Returns the bytes of mapped files. Before the last step, the optimizer takes a step, so that
+    its whole state exists. Without peers, gradients are not summed: the sums share memory with
     peers, or compare what they issue."""
     ids = token_ids(job).to(next(model.parameters()).device)
     orchestrator = None
@@ -261,7 +261,7 @@ def run_steps(job: Job, model: Transformer, *, num_steps: int, has_peers: bool) 
         orchestrator = overlap.Orchestrator(model, job.options.overlap)
     optimizer = adamw_of(job, model)
     for index in range(num_steps):
-        if index == num_steps - 1 and not job.updates_in_buckets:  # which has it from the start
+        if index == num_steps - 1 and not job.updates_in_buckets:  # buckets exist from the start
             for p in model.parameters():
                 p.grad = torch.zeros_like(p)
             optimizer.step()
@@ -283,19 +283,19 @@ def run_steps(job: Job, model: Transformer, *, num_steps: int, has_peers: bool) 
 
 
 def mapped_bytes(optimizer: AdamW) -> int:
-    """Of files with AdamW's state, which torch's profile counts although they are no memory."""
+    """The bytes of files with AdamW's state, which torch's profile counts although not memory."""
     kept = [t for p in optimizer.pieces for t in (p.master, p.exp_avg, p.exp_avg_sq)]
     storages = {t.untyped_storage()._cdata: t.untyped_storage() for t in kept}
     return sum(s.nbytes() for s in storages.values() if s.filename is not None)
 
 
 def peak_on_cpu(job: Job, *, has_peers: bool) -> tuple[int, int]:
-    """By torch's profile of its allocator: from nothing through the model's making and steps.
+    """Lower and upper bounds on the peak of building a model and training it, from torch's profile
+    of its allocator.
 
-    The peak is at least the first number, and at most the second one: with peers, gloo's threads
-    free some of it, which the profiler does not see."""
-    gc.collect()  # lest what is left of another model is freed in between
-    # The first step with overlap learns the order of weights, and keeps more of them.
+    The bounds differ with peers, as the profiler does not see memory that gloo's threads free."""
+    gc.collect()  # so that nothing of an earlier model is freed meanwhile
+    # With overlap, the first step learns the order of weights, and keeps more of them.
     num_steps = 1 if job.options.overlap is None else 2
     mapped = 0
 
@@ -304,7 +304,7 @@ def peak_on_cpu(job: Job, *, has_peers: bool) -> tuple[int, int]:
         mapped = run_steps(job, build(job), num_steps=num_steps, has_peers=has_peers)
 
     least, most = peaks_beside_threads(train) if has_peers else (peak_bytes(train, "cpu"),) * 2
-    return least - mapped, most - mapped  # it is there from the optimizer's making to the end
+    return least - mapped, most - mapped  # mapped from the optimizer's creation to the end
 
 
 BLOCKS = ModelConfig(1024, 256, 16, 8, 64)  # 13 M parameters: 204 MB of states in fp32
@@ -333,7 +333,7 @@ THOROUGH = [
     job_of(BLOCKS, GridShape(), 512, dtype="bf16"),
     job_of(dataclasses.replace(BLOCKS, family="llama"), GridShape(), 512, recompute="full"),
     job_of(WIDE, GridShape(y=4), 256, recompute="full"),
-    # Most of it is activations. Of 16 blocks, every:3 computes the last one again, others do not.
+    # Mostly activations. Of 16 blocks, every:3 recomputes the last one, other policies do not.
     *(job_of(dataclasses.replace(BLOCKS, family="qwen3"), GridShape(), 1024, recompute=policy)
       for policy in ("attention", "every:2", "every:3", "every:3/4")),
     job_of(DEEP, GridShape(x=2, z=2), 512, recompute="every:3", reshard_after_forward=False),
@@ -344,7 +344,7 @@ THOROUGH = [
     job_of(dataclasses.replace(LLAMA_HEAD, hidden_size=1536), GridShape(z=4, data=2), 64,
            overlap=Overlap(gathered_bytes=8 << 20), micro_batches=2),
     job_of(DEEP, GridShape(x=2, z=2), 256, overlap=Overlap()),
-    # Files that are mapped are no memory of torch's allocator, and no private one either.
+    # Mapped files are not memory of torch's allocator, nor private memory.
     *(job_of(DEEP, GridShape(), 256, dtype=dtype, optimizer=OptimizerOptions(0, offload))
       for dtype in ("bf16", "fp32") for offload in ("cpu", "disk")),
 ]  # fmt: skip
@@ -372,7 +372,7 @@ def zero_jobs() -> list[Job]:
     return jobs
 
 
-# Without sums of products over gloo: its threads free what the profile then does not see.
+# Without sums of products over gloo, whose threads would free memory unseen by the profile.
 WITH_PEERS = [
     job_of(BLOCKS, GridShape(data=2), 64),
     job_of(HEAD, GridShape(data=2), 64, dtype="bf16", overlap=Overlap(bucket_bytes=4 << 20)),
@@ -466,7 +466,7 @@ def test_what_saves_memory_saves_memory():
 
 @pytest.mark.parametrize("dtype", ["bf16", "fp16"])
 def test_only_the_cpu_sums_low_precision_in_copies_of_fp32(dtype):
-    # Fullest in the MLP's first Linear, whose product [m, up / Gx] is reduce-scattered over y.
+    # The peak is in the MLP's first Linear, whose product [m, up / Gx] is reduce-scattered over y.
     job = large(recompute="full", micro_batches=4, dtype=dtype)
     product = job.rows * LARGE.up_size // job.grid.x
     copies = 4 * (product + product // job.grid.y)

@@ -1,4 +1,4 @@
-"""What the planner makes of sizes and rules: products and parameters add up to the model's."""
+"""The planner's model of a rank: products and parameters add up to the whole model's."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_micro_batches_must_divide_the_batch() -> None:
 
 
 def test_parameters_of_a_rank_add_up() -> None:
-    """Every rank's elements, each counted once over the ranks that split it, are the model's."""
+    """The elements of all ranks, with each replica counted once, add up to the model's."""
     rng = random.Random(2)
     for _ in range(200):
         model, grid = random_model(rng), GridShape(*(rng.choice([1, 2]) for _ in range(4)))
@@ -49,7 +49,7 @@ def test_parameters_of_a_rank_add_up() -> None:
 
 
 def test_products_of_all_ranks_are_the_models() -> None:
-    """Flops of a step's products over all ranks: what `flops_per_token` counts but attention."""
+    """The flops of a step's products on all ranks equal `flops_per_token` without attention."""
     model = ModelConfig(96, 48, 3, 4, 16)
     for sizes in ((1, 1, 1, 1), (2, 2, 1, 1), (4, 1, 2, 2), (1, 2, 4, 2)):
         job = Job(model, GridShape(*sizes), Options(micro_batches=2), 32)

@@ -1,4 +1,4 @@
-"""ZeRO and offload in the planner: the time of a step, what is refused, what would fit."""
+"""ZeRO and offload in the planner: the time of a step, errors, and options that would fit."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ GATHER = Collective("data", "all_gather", 3 * 10**6, "parameters")
 def test_offload_is_the_longer_one_and_the_ends_of_the_pipeline(
     crossing: int, host: int, count: int
 ) -> None:
-    """The first gradients cross before, and the last values return after all else."""
+    """The first gradients cross before everything else, and the last values return at the end."""
     costs = costs_of(with_host())
     updates = (Update(0, host, crossing, None),) * count
     step = optimizer_step(OptimizerWork(0, updates), costs, overlaps=True)
@@ -72,7 +72,7 @@ def test_offload_is_the_longer_one_and_the_ends_of_the_pipeline(
 
 @pytest.mark.parametrize("count", [1, 2, 3, 10])
 def test_a_gather_runs_beside_the_update_after_the_next_one(count: int) -> None:
-    """That is how the code issues them: bucket i is sent when i + 1 is updated."""
+    """This is how the code issues them: bucket i is sent after the update of bucket i + 1."""
     costs = costs_of(machine_of())
     updates = (Update(10**9, 0, 0, GATHER),) * count
     u, g = (
@@ -82,7 +82,7 @@ def test_a_gather_runs_beside_the_update_after_the_next_one(count: int) -> None:
     assert blocking.seconds == pytest.approx(count * (u + g))
     step = optimizer_step(OptimizerWork(0, updates), costs, overlaps=True)
     assert g < u and step.update_s == pytest.approx(count * u)
-    # The last two are sent when nothing is left to update; the last but one only in part.
+    # When the last two are sent, no bucket is left to update.
     assert step.seconds == pytest.approx(count * u + min(count, 2) * g)
     assert len(step.gathers) == count
 
@@ -122,7 +122,7 @@ def test_without_overlap_everything_follows_everything() -> None:
 
 
 def test_data_divides_the_time_of_adamw() -> None:
-    """And all parameters are copied from the buckets that are gathered, which data divides not."""
+    """All parameters are also copied from gathered buckets, which data does not divide."""
     machine = machine_of()
     whole = simulate(job_of(GridShape(data=8), 0), machine).optimizer_s
     parts = simulate(job_of(GridShape(data=8), 1), machine).optimizer_s
@@ -175,7 +175,7 @@ ALL = optimizers_of(OptimizerOptions(), (0, 1), ("none", "cpu"))
 
 @pytest.mark.parametrize("max_pipe", [1, 4])
 def test_what_is_searched_is_as_fast_as_the_best_of_what_is_given(max_pipe: int) -> None:
-    """On ever less memory, over fast and slow links to the host."""
+    """This holds for less and less memory, and for fast and slow links to the host."""
     chosen = set()
     for megabytes, link in ((40, 1e9), (30, 1e11), (22, 1e9)):
         machine = with_host(link=link, memory=link)
@@ -186,11 +186,11 @@ def test_what_is_searched_is_as_fast_as_the_best_of_what_is_given(max_pipe: int)
         )  # fmt: skip
         given = []
         for optimizer in ALL:
-            with contextlib.suppress(PlannerError):  # it does not fit
+            with contextlib.suppress(PlannerError):  # may not fit
                 given.append(plan(dataclasses.replace(request, optimizers=(optimizer,))).configs[0])
         found = plan(request).configs[0]
         chosen.add(found.job.options.optimizer)
-        # Closed forms choose among them first, and differ from simulated steps by so much.
+        # Closed forms preselect the options, and differ from simulated steps by up to 1 %.
         assert found.step_time_s <= 1.01 * min(e.step_time_s for e in given), (megabytes, link)
     assert len(chosen) >= 2, chosen
 
@@ -215,7 +215,7 @@ def test_what_fits_with_some_options_is_what_is_counted() -> None:
         found = fitting_with_some(tight, job, variants)
         expected = {v for v, of in totals.items() if min(of) <= limit}
         assert {options_with(f.options, OptimizerOptions()) for f in found} == expected
-        for fitting in found:  # with the first of the options that fit
+        for fitting in found:  # it has the first options that fit
             of = totals[options_with(fitting.options, OptimizerOptions())]
             first = next(i for i, total in enumerate(of) if total <= limit)
             assert fitting.options.optimizer == that_differ_on(job.grid, ALL)[first]
@@ -236,7 +236,7 @@ def test_only_options_that_differ_are_tried() -> None:
         Request(MODEL, "small", 4, machine_of(), 64, optimizers=())
 
 
-# Nothing but the batch can be divided by 2.
+# Only the batch is divisible by 2.
 ODD = ModelConfig(vocab_size=385, hidden_size=175, num_layers=9, num_heads=5, sequence_length=32)
 
 
@@ -247,7 +247,7 @@ ODD = ModelConfig(vocab_size=385, hidden_size=175, num_layers=9, num_heads=5, se
 def test_where_nothing_fits_zero_or_offload_is_named(
     model: ModelConfig, expected: set[str]
 ) -> None:
-    """On ever less memory: what is said to fit does, and it frees what it says."""
+    """With less and less memory, the options named in the message do fit, and free what it says."""
     said: set[str] = set()
     for power in range(50):  # from 60 MB to 3
         machine = dataclasses.replace(with_host(), memory_bytes=int(6e7 * 0.94**power))

@@ -1,4 +1,4 @@
-"""The numbers of overlap that a plan finds: they fit, and nothing that is tried is faster."""
+"""The overlap options that a plan finds fit, and none of the candidates is faster."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ from axonn_ext.spec.parallel import Overlap
 from planner_machines import machine_of
 
 MIB = 1 << 20
-# 24 MiB of weights a block, so that all of them are 3 times the trainer's default budget.
+# 24 MiB of weights per block, so that all blocks have 3 times the trainer's default budget.
 MODEL = ModelConfig(8192, 4096, 16, 32, 1024)
 
 
 def request_of(**changes: object) -> Request:
-    """For a network that is slow enough that gathers over z take longer than products."""
+    """A request for a network so slow that gathers over z take longer than products."""
     machine = machine_of(inter=1e9, memory=40 << 30)
     machine = dataclasses.replace(machine, communicator_bytes=1 << 30)
     request = Request(MODEL, "wide", 16, machine, 64, micro_batches=(1,))
@@ -55,7 +55,7 @@ def predict_on(request: Request, job: Job) -> Estimate:
 
 
 def test_a_plan_finds_numbers_that_are_faster_than_the_defaults() -> None:
-    """Where z binds. The plan without searched numbers is what was found before they were."""
+    """Where z is the bottleneck. `before` is the plan without a search for overlap options."""
     request = request_of(layouts=("sharded",), fixed={"overlap": "on"}, top=99, simulate=10_000)
     given = dataclasses.replace(request, fixed={"overlap": Overlap()})
     before = {c.job.grid: c for c in plan(given).configs}
@@ -72,7 +72,7 @@ def test_a_plan_finds_numbers_that_are_faster_than_the_defaults() -> None:
 
 @pytest.mark.parametrize("room", [0, 300 * MIB, 1 << 30, 3 << 30, 20 << 30])
 def test_none_of_the_numbers_that_fit_is_faster(room: int) -> None:
-    """Beside the 0.1 % that is given up for less memory."""
+    """The plan may give up 0.1 % for less memory."""
     least = memory_of(job_of()).total
     machine = machine_of(inter=1e9, memory=least + room)
     request = request_of(machine=machine, memory_fraction=1.0)
@@ -116,7 +116,7 @@ def test_numbers_that_are_given_are_not_searched() -> None:
 
 
 def test_a_large_model_holds_its_weights_rather_than_gathers_them_three_times() -> None:
-    """The reported case. With the defaults, z took 25.8 % of the step."""
+    """A reported case: with the defaults, z took 25.8 % of the step."""
     name, model = load_model("llama3-405b")
     request = Request(
         model, name, num_ranks=16384, machine=load_machine("dgx-h100"), batch_size=2048,

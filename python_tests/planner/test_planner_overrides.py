@@ -1,4 +1,4 @@
-"""Single numbers of a machine's file with other values, and what a plan makes of such changes."""
+"""Overrides of single numbers in a machine's file, and their effect on a plan."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_changed_keys_and_no_others() -> None:
         "perlmutter with levels.cluster.bytes_per_s=4e10 with slowdown=1.5 with "
         "peak_flops.bf16=1e14 with levels.0.measured.1.bytes_per_s = 1e11"
     )
-    assert load_machine("perlmutter").links == own.links  # nothing is kept
+    assert load_machine("perlmutter").links == own.links  # the override is not cached
 
 
 def test_a_change_of_a_change() -> None:

@@ -1,4 +1,4 @@
-"""What the planner says stages hold, against what stages of real pipelines hold."""
+"""The planner's memory of stages, against that of stages in real pipelines."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 def run_step(job: Job) -> tuple[int, list[Task], int]:
     """The stage of this rank, the tasks that it ran, and the peak bytes of a step.
 
-    The optimizer's state is there, as it is from the second step on. Threads receive messages,
-    whose memory the profile does not see.
+    The optimizer's state exists, as from the second step on. The profile does not see the memory of
+    messages, which threads receive.
     """
     gc.collect()
     options, grid = job.options, grid_of(job.grid)
@@ -79,7 +79,7 @@ def job_of(model: ModelConfig, grid: GridShape, rows: int, **options: object) ->
     return job
 
 
-# Without sums of products over gloo: its threads free what the profile then does not see.
+# Without sums of products over gloo, whose threads would free memory unseen by the profile.
 MEASURED = [
     job_of(DEEP, GridShape(pipe=2), 128),
     job_of(DEEP, GridShape(pipe=2), 128, pipeline=PipelineOptions("1f1b"), recompute="full"),
@@ -121,7 +121,8 @@ def test_peak_is_that_of_each_stage(pool, job) -> None:
         if job.options.pipeline.schedule != "message_driven":
             assert got == planned
             continue
-        # Messages decide what runs next, so it may hold less than is planned, and defer some more.
+        # The arrival of messages decides what runs next, so a stage may hold less than planned, or
+        # defer a little more.
         assert peak <= 1.1 * planned
         most = max(units.in_flight for units in units_of(job, stage))
         held = fullest_units(order, defers=job.options.pipeline.defers)

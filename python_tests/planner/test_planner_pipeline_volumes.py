@@ -1,8 +1,8 @@
-"""The planner's communication on grids with several stages: byte for byte what pipelines issue.
+"""The planner's communication with several stages: exactly the bytes that pipelines send.
 
-Every rank's bytes along every axis are compared. What the pipeline says besides data (the form of
-its first messages, which trace_communication leaves out; decisions of message_driven and totals of
-a step, which are no axis's) is not counted.
+The tests compare every rank's bytes on every axis. They do not count what pipelines send in
+addition to data: the forms of first messages, which trace_communication omits, and the decisions of
+message_driven and the totals of a step, which belong to no axis.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def random_model(rng: random.Random, layers: int) -> ModelConfig:
 
 
 def random_job(rng: random.Random, pipe: int, num_ranks: int, layout: str) -> Job:
-    """A legal job on that many stages and ranks."""
+    """A legal job with this number of stages and ranks."""
     axes = {"x": 1, "y": 1, "z": 1, "data": 1}
     while math.prod(axes.values()) * pipe < num_ranks:
         axes[rng.choice(list(axes))] *= 2
@@ -69,7 +69,7 @@ def random_job(rng: random.Random, pipe: int, num_ranks: int, layout: str) -> Jo
 
 
 def traced_bytes(job: Job) -> tuple[int, dict[str, int]]:
-    """The stage of this rank, and what a step of the real pipeline sends."""
+    """The stage of this rank, and the bytes by axis of a step of the real pipeline."""
     options, grid = job.options, grid_of(job.grid)
     stages = Stages.balanced(job.model, job.grid.pipe, options.pipeline.chunks)
     model = models.build(job.model, grid, options, dtype=DTYPES[options.dtype], stages=stages)
@@ -80,7 +80,7 @@ def traced_bytes(job: Job) -> tuple[int, dict[str, int]]:
         optimizer = AdamW(
             model, lr=1e-3, zero=chosen.zero, bucket_elements=chosen.bucket_elements
         )  # fmt: skip
-        for _ in range(1 if options.overlap is None else 2):  # the first one predicts nothing
+        for _ in range(1 if options.overlap is None else 2):  # the first step has no predictions
             with trace_communication() as trace:
                 pipeline.step(batches, num_labels=1.0)
                 pipeline.sync_gradients()
@@ -126,7 +126,7 @@ def test_rows_that_x_does_not_divide_are_sent_whole(pool) -> None:
 
 @pytest.mark.parametrize("defer_weights", [False, True])
 def test_with_overlap(pool, defer_weights: bool) -> None:
-    """No memory to hold weights in: every use gathers, as the program says."""
+    """Without memory to keep weights, every use gathers, as in the program."""
     for tied in (False, True):
         model = ModelConfig(96, 32, 2, 4, 8, family="llama", tie_embeddings=tied)
         options = Options(
@@ -138,7 +138,7 @@ def test_with_overlap(pool, defer_weights: bool) -> None:
 
 @pytest.mark.parametrize("overlap", [None, Overlap(gathered_bytes=0)])
 def test_with_zero(pool, overlap: Overlap | None) -> None:
-    """A tied table, which both ends hold, has buckets of its own."""
+    """A tied table, which both end stages hold, has its own buckets."""
     for tied in (False, True):
         model = ModelConfig(96, 40, 2, 4, 8, family="llama", tie_embeddings=tied)
         options = Options(

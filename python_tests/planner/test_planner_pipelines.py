@@ -1,4 +1,4 @@
-"""Modelled steps of pipelines: their times add up, and the search among them."""
+"""Modelled steps of pipelines: their times add up; and the search for pipelines."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ SCHEDULES = (
 )  # fmt: skip
 
 
-# A stage of 3 blocks recomputes as many of them as the whole model does of 3.
+# In a stage of 3 blocks, each policy recomputes the same share as in the whole model.
 POLICIES = ("none", "attention", "every:3", "full")
 
 
@@ -61,7 +61,7 @@ def random_job(rng: random.Random) -> Job:
 
 
 def test_steps_are_those_of_whole_schedules() -> None:
-    """Whatever is simulated of many micro-batches; and all that is reported adds up."""
+    """This holds although only some micro-batches are simulated; and all reported times add up."""
     rng, machine = random.Random(7), machine_of()
     for _ in range(20):
         job = random_job(rng)
@@ -78,7 +78,7 @@ def test_steps_are_those_of_whole_schedules() -> None:
 
 
 def test_known_steps_of_stages_change_nothing() -> None:
-    """Steps that other schedules and chunks have left are those that a job has by itself."""
+    """Steps cached for other schedules and chunks equal those of a job computed by itself."""
     rng, machine = random.Random(9), machine_of()
     for _ in range(5):
         job, steps = random_job(rng), StageSteps(machine)
@@ -91,7 +91,7 @@ def test_known_steps_of_stages_change_nothing() -> None:
 
 
 def test_stages_take_together_what_the_model_takes() -> None:
-    """Without overlap; but the loss, which in a pipeline is summed once per step."""
+    """This holds without overlap, except for the loss, which a pipeline sums once per step."""
     machine, whole = machine_of(), PipelineOptions(defer_weights=False)
     for grid in (GridShape(), GridShape(2, 1, 2), GridShape(1, 2, 1, 2)):
         for recompute in POLICIES:
@@ -106,7 +106,7 @@ def test_stages_take_together_what_the_model_takes() -> None:
 
 @pytest.mark.parametrize("schedule", ["1f1b", "gpipe", "zero_bubble", "interleaved"])
 def test_bubble_is_that_of_the_formula(schedule: str) -> None:
-    """With stages that are alike but for a small head, and messages that are nearly free."""
+    """The stages are equal except for a small head, and messages are nearly free."""
     model = ModelConfig(64, 1024, 16, 8, 512)
     chunks = 2 if schedule == "interleaved" else 1
     pipeline = PipelineOptions(schedule, chunks=chunks)
@@ -175,7 +175,7 @@ def test_schedules_are_those_that_are_asked_for() -> None:
 
 
 def test_stages_hold_what_no_other_grid_does() -> None:
-    """Ranks that must be 2 on a model whose only divisor is its number of layers."""
+    """There are 2 ranks, and only the number of layers is divisible by 2."""
     model = ModelConfig(511, 255, 4, 1, 1)
     request = Request(model, "odd", 2, machine_of(), 3)
     with pytest.raises(PlannerError):
@@ -221,8 +221,8 @@ def test_the_largest_search_does_little_more() -> None:
 
 
 def test_a_search_also_defers_weight_gradients_as_far_as_they_fit() -> None:
-    """As many as may wait where memory is enough; else, of the limits of bytes that are tried, the
-    largest that fits with as little recomputation."""
+    """With enough memory, as many as allowed; otherwise the largest of the candidate limits in
+    bytes that fits with the same recomputation."""
     model = ModelConfig(512, 256, 8, 8, 512)
     options = Options(micro_batches=16, pipeline=PipelineOptions("1f1b"))
     job = Job(model, GridShape(pipe=4), options, 64)
@@ -256,7 +256,7 @@ def test_a_search_also_defers_weight_gradients_as_far_as_they_fit() -> None:
 
 
 def test_a_limit_of_deferred_weight_gradients_is_in_the_predicted_step() -> None:
-    """What waits on few stages cannot fill the bubble, so a small limit takes longer than none."""
+    """Few deferred gradients cannot fill the bubble, so a small limit takes longer than none."""
     model = ModelConfig(512, 256, 8, 8, 512)
     times = []
     for limit in (1, 0):

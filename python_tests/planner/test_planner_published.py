@@ -73,13 +73,13 @@ def test_axonns_percentages_are_its_operations_per_second(
 def test_operations_are_counted_as_the_sources_do() -> None:
     model = PRESETS["gpt-80b"]
     own = 1024 * model.sequence_length * model.flops_per_token()
-    # Recomputed: forward once more, 4/3, and attention over the whole square instead of half of it.
+    # "recomputed": forward runs twice, 4/3, and attention counts the whole square, not half of it.
     assert FLOPS["recomputed"](model, 1024) == pytest.approx(own * 4 / 3, rel=0.03)
     assert FLOPS["palm"](model, 1024) == pytest.approx(own, rel=0.03)
     table = 6 * model.vocab_size * model.hidden_size * 1024 * model.sequence_length
     without = FLOPS["palm"](model, 1024) - FLOPS["palm_embedding"](model, 1024)
     assert without == pytest.approx(table)
-    # MosaicML prints its own parameters and rate: 64.86e9, 410 tokens/s a GPU, 53.33 %.
+    # MosaicML prints its own parameters and rate: 64.86e9, 410 tokens/s per GPU, 53.33 %.
     mpt = next(r for r in load_runs()[0] if r.model_name == "mpt-70b" and r.machine == "dgx-a100")
     assert mpt.model.num_parameters() == pytest.approx(64862437376, rel=1e-3)
     step_s = mpt.batch_size * 2048 / (410.53 * 64)
@@ -98,7 +98,7 @@ def test_predictions_are_close_and_hold_for_sources_that_were_not_fitted(
     fitted = mean_error(comparison.at(slowdown))
     held_out = mean_error(comparison.held_out(lambda run: run))
     by_source = mean_error(comparison.held_out(source_of))
-    # What docs/planner_fit.md says is to be expected.
+    # The errors that docs/planner_fit.md tells readers to expect.
     assert fitted <= held_out < 0.08
     assert by_source < 0.08
     assert max(abs(p.error) for p in comparison.held_out(source_of)) < 0.35
@@ -119,7 +119,7 @@ def test_the_range_is_that_of_the_published_runs_with_their_sources_held_out(
 
 def test_machines_have_the_slowdown_that_is_fitted(comparison: Comparison) -> None:
     slowdown = comparison.fit()
-    for name in set(machine_names()) - {"host"}:  # which is a guess throughout
+    for name in set(machine_names()) - {"host"}:  # a guess throughout
         assert load_machine(name).slowdown == slowdown, name
 
 
@@ -134,7 +134,7 @@ def test_a_refit_writes_the_slowdown_of_machines_that_are_fitted(tmp_path: Path)
 
 
 def test_overlap_is_what_the_sources_ran() -> None:
-    """Not the trainer's defaults: blocks are counted in the bytes that they have on the grid."""
+    """It differs from the trainer's defaults: blocks become bytes by their sizes on the grid."""
     runs = load_runs()[0]
     held = {run.machine: run.overlap and run.overlap.held_blocks for run in runs[:4]}
     assert held == {"perlmutter": 0, "alps": 0, "frontier": 24}
@@ -178,7 +178,7 @@ def test_a_fit_finds_what_was_put_in_and_does_not_see_what_is_held_out() -> None
     errors: dict[str, list[float]] = {"MosaicML A100": [], "MosaicML H100": []}
     for p in comparison.held_out(source_of):
         errors[p.run.source].append(p.error)
-    # H100 is predicted from A100 alone, which is right: all of the factor of two shows.
+    # H100 is predicted only from A100, which is correct, so the whole factor of two shows.
     assert all(error == pytest.approx(1.0, abs=0.01) for error in errors["MosaicML H100"])
     assert all(error < -0.1 for error in errors["MosaicML A100"])
 
@@ -187,7 +187,7 @@ def test_a_fit_finds_what_was_put_in_and_does_not_see_what_is_held_out() -> None
 
 
 def test_the_document_has_these_numbers(comparison: Comparison) -> None:
-    """If not: python -m axonn_ext.planner.published.runs docs/planner_fit.md"""
+    """To update it: python -m axonn_ext.planner.published.runs docs/planner_fit.md"""
     pages = [page for page in DOCS.glob("planner*.md") if BEGIN in page.read_text()]
     assert len(pages) == 1
     text = pages[0].read_text()

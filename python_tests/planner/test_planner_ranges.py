@@ -1,4 +1,4 @@
-"""The range of a prediction, and what communicators take of the memory."""
+"""The range of a prediction, and the memory of communicators."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_a_machine_that_knows_everything_has_no_range() -> None:
 
 @pytest.mark.parametrize(
     ("grid", "shares"),
-    # data's neighbours are 4, 4, 2 and 1 apart: so many groups leave each node of 4 together
+    # data's neighbours are 4, 4, 2 and 1 apart; that many groups leave a node of 4 together
     [(GridShape(x=4, data=4), True), (GridShape(y=4, z=2, data=2), True),
      (GridShape(x=2, data=8), False), (GridShape(data=16), False), (GridShape(x=4), False)],
 )  # fmt: skip
@@ -81,9 +81,9 @@ def test_stragglers_matter_on_several_nodes() -> None:
 def test_collectives_beside_computation_take_units_of_it() -> None:
     products = replace(machine_of().products, num_units=8)
     machine = replace(machine_of(inter=1e7), products=products, communication_units=2)
-    alone = job_of(GridShape(data=8))  # without overlap, nothing runs beside
+    alone = job_of(GridShape(data=8))  # without overlap, nothing runs concurrently
     assert step_range(alone, machine).reasons == ()
-    job = job_of(GridShape(data=8), overlap=Overlap())  # so slow that all computation has company
+    job = job_of(GridShape(data=8), overlap=Overlap())  # slow, so always concurrent
     slower = replace(machine, slowdown=8 / 6)
     found = step_range(job, machine)
     assert found.reasons == ("collectives take 25% of the units for 100% of the computation",)
@@ -108,7 +108,7 @@ def test_ranges_hold_the_prediction(name: str) -> None:
 
 @pytest.mark.parametrize(
     ("grid", "overlap", "count"),
-    # of the grid; of overlap, split from one of all ranks; of the edges of a pipeline
+    # those of the grid; of overlap, split from one of all ranks; of the edges of a pipeline
     [(GridShape(), Overlap(), 0), (GridShape(x=2), Overlap(), 1 + 2), (GridShape(x=2), None, 1),
      (GridShape(x=2, data=2), Overlap(), 2 + 3), (GridShape(x=2, z=2), Overlap(), 3 + 3),
      (GridShape(x=2, z=2), Overlap(communicators="c10d"), 3), (GridShape(pipe=2), Overlap(), 1 + 2),
@@ -123,7 +123,7 @@ def test_communicators_have_buffers(grid: GridShape, overlap: Overlap | None, co
 
 
 def test_what_fits_has_room_for_communicators() -> None:
-    """The same job with and without: buffers of half the memory reject what filled the rest."""
+    """With buffers of half the memory, a request rejects configurations that filled the rest."""
     machine = machine_of(memory=300_000_000)
     request = Request(SMALL, "small", num_ranks=4, machine=machine, batch_size=64)
     large = replace(request, machine=replace(machine, communicator_bytes=50_000_000))

@@ -1,4 +1,4 @@
-"""What is planned: legal, fitting, best first; and what is said where nothing fits."""
+"""Plans are legal, fit and come best first; and the messages if nothing fits."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_best_first_and_each_grid_once() -> None:
 
 
 def test_nothing_better_is_missed() -> None:
-    """Against every legal configuration of two layouts, simulated whole."""
+    """Compares with every legal configuration of two layouts, fully simulated."""
     request = request_of(num_ranks=8, batch_size=16, simulate=10_000)
     best = plan(request).configs[0]
     for grid in [config.job.grid for config in plan(dataclasses.replace(request, top=99)).configs]:
@@ -80,7 +80,7 @@ def test_nothing_better_is_missed() -> None:
                     job = Job(MODEL, grid, options, 16)
                     if not list(violations(job)):
                         other = timeline(job, request.machine).step_time_s
-                        assert best.step_time_s <= other * 1.02  # of simulating a few layers
+                        assert best.step_time_s <= other * 1.02  # error of simulating few layers
 
 
 def test_all_that_is_reported_is_consistent() -> None:
@@ -91,7 +91,7 @@ def test_all_that_is_reported_is_consistent() -> None:
     flops = MODEL.flops_per_token() * best.tokens_per_s / 16
     assert best.peak_fraction == pytest.approx(flops / request.machine.peak_flops["bf16"])
     assert 0 < best.peak_fraction < 1
-    # All of attention, not half: 2 more products of s x s / 2 for each block, thrice with backward.
+    # Full attention instead of half: 2 more products of s x s / 2 per block, times 3 with backward.
     more = 6 * MODEL.num_layers * MODEL.sequence_length * MODEL.hidden_size
     both = best.whole_peak_fraction / best.peak_fraction
     assert both == pytest.approx(1 + more / MODEL.flops_per_token())
@@ -117,7 +117,7 @@ def test_heads_over_y_where_y_does_not_divide_the_sequences() -> None:
 
 
 def test_less_memory_forces_recomputation_then_more_ranks() -> None:
-    # A large batch at once: activations are most of what is held.
+    # A large batch at once, so that activations take most of the memory.
     request = request_of(batch_size=1024, micro_batches=(1,), memory_fraction=1.0)
     roomy = plan(request).configs[0]
     assert roomy.job.options.recompute == "none"
@@ -136,7 +136,7 @@ def test_less_memory_forces_recomputation_then_more_ranks() -> None:
 
 
 def test_policies_between_none_and_all_fill_the_memory_there_is() -> None:
-    """No policy that is given is faster than what is found where none is given."""
+    """No fixed policy is faster than the policy that a search finds."""
     request = request_of(
         model=dataclasses.replace(MODEL, num_layers=8, family="llama"), batch_size=1024,
         micro_batches=(1,), memory_fraction=1.0, simulate=10_000,
@@ -152,15 +152,15 @@ def test_policies_between_none_and_all_fill_the_memory_there_is() -> None:
             fixed = dataclasses.replace(tight, fixed={"recompute": policy})
             try:
                 given = plan(fixed).configs[0]
-            except PlannerError:  # it does not fit
+            except PlannerError:  # does not fit
                 continue
-            # Closed forms choose the policy, and differ from simulated steps by so much.
+            # Closed forms choose the policy, and differ from simulated steps by up to 1 %.
             assert best.step_time_s <= given.step_time_s * 1.01, (step, policy)
     assert {"full", "every:2"} <= chosen and len(chosen) >= 4
 
 
 def least_memory(request: Request, *, recompute: str) -> int:
-    """Of any legal configuration, each of which is counted."""
+    """The least memory of all legal configurations, each computed in full."""
     fixed = dataclasses.replace(request, fixed={"recompute": recompute})
     return min(
         memory_of(dataclasses.replace(job, options=options)).total
@@ -171,7 +171,7 @@ def least_memory(request: Request, *, recompute: str) -> int:
 
 
 def test_what_fits_is_what_memory_of_counts_as_little_enough() -> None:
-    """Most variants of a job are not counted, but follow from others."""
+    """Most variants of a job are not computed, but follow from others."""
     draw = random.Random(5)
     for _ in range(100):
         model = ModelConfig(
@@ -204,7 +204,7 @@ def test_what_fits_is_what_memory_of_counts_as_little_enough() -> None:
 
 
 def test_what_fits_like_others_is_what_memory_of_counts_as_little_enough() -> None:
-    """Most of what a search finds to fit follows from jobs with more rows or fewer ranks of z."""
+    """Most fitting jobs of a search follow from jobs with more rows or fewer ranks of z."""
     draw = random.Random(8)
     zeros = (OptimizerOptions(), OptimizerOptions(zero=1, bucket_elements=2**12))
     num_known = 0
@@ -239,7 +239,7 @@ def test_what_fits_like_others_is_what_memory_of_counts_as_little_enough() -> No
         }:
             known = RoomyKinds(device)
             for group, held in zip(groups, totals, strict=True):
-                # Communicators, of which there are fewer on some grids, take some of the memory.
+                # Communicators take some of the memory; their number depends on the grid.
                 own = limit - 100 * num_communicators(group[0].grid, overlap=Overlap())
                 fits = those_that_fit(group, own, **where, known=known).fits
                 assert fits == [total <= own for total in held], (group[0], own)
@@ -248,7 +248,7 @@ def test_what_fits_like_others_is_what_memory_of_counts_as_little_enough() -> No
 
 
 def test_options_of_adamw_are_left_out_only_where_none_of_them_fits() -> None:
-    """Each variant comes with the first options with which it fits, as if each had been counted."""
+    """Each variant has the first options with which it fits, as if all had been computed."""
     draw = random.Random(1)
     optimizers = optimizers_of(OptimizerOptions(bucket_elements=2**16), (0, 1), ("none", "cpu"))
     model = ModelConfig(8192, 256, 9, 8, 128)
@@ -281,8 +281,8 @@ def test_options_of_adamw_are_left_out_only_where_none_of_them_fits() -> None:
 
 
 def test_the_chosen_are_the_fastest_of_all_by_whole_closed_forms() -> None:
-    """Although most closed forms are only bounded, and never computed whole; and although policies
-    of recomputation are tried only where they may be needed, as in the last request."""
+    """This holds although most closed forms are only bounded, not fully computed, and although
+    recomputation is tried only where it may be needed, as in the last request."""
     requests = (
         request_of(), request_of(max_pipe=4, machine=machine_of(inter=1e9)),
         request_of(max_pipe=2, batch_size=1024, machine=machine_of(memory=80_000_000),
@@ -315,7 +315,7 @@ def test_the_chosen_are_the_fastest_of_all_by_whole_closed_forms() -> None:
 
 @pytest.mark.parametrize("inter", [2e10, 1e9])
 def test_closed_forms_are_not_far_above_simulated_steps(inter: float) -> None:
-    """So what they say is much slower than the best need not be simulated."""
+    """So configurations that they find much slower than the best need no simulation."""
     optimizers = (OptimizerOptions(), OptimizerOptions(1))
     request = request_of(
         machine=machine_of(inter=inter), max_pipe=4, top=10_000, optimizers=optimizers

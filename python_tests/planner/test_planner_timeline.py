@@ -1,4 +1,4 @@
-"""The schedule of a step: what follows what, what waits for what, and how long it takes."""
+"""The schedule of a step: its order, waits and times."""
 
 from __future__ import annotations
 
@@ -46,18 +46,18 @@ def jobs() -> list[Job]:
 
 @pytest.fixture(scope="module")
 def timelines() -> list[tuple[Job, Timeline]]:
-    """Whole steps of the jobs on one machine."""
+    """Fully simulated steps of the jobs on one machine."""
     return [(job, timeline(job, machine_of())) for job in jobs()]
 
 
 def in_sequence(job: Job) -> Job:
-    """The job with the algorithm that runs one thing after the other in a Linear."""
+    """The job with the algorithm that runs everything in a Linear in sequence."""
     options = dataclasses.replace(job.options, algorithm="sequential")
     return dataclasses.replace(job, options=options)
 
 
 def seconds_on_path(job: Job, machine: Machine) -> float:
-    """All of it one after the other."""
+    """The time of a step that runs everything in sequence."""
     program, costs = make_program(job), Costs(machine, job.grid, job.options.dtype)
     total = costs.optimizer(program.optimizer.num_bytes)
     total += sum(costs.collective(c) for c in (*program.gradient_sums, *program.norm_sums))
@@ -96,7 +96,7 @@ def test_streams_do_one_thing_at_a_time_in_order(timelines: list[tuple[Job, Time
 
 
 def test_the_events_are_the_program(timelines: list[tuple[Job, Timeline]]) -> None:
-    """Every product, and every collective that is not spared by a weight that is still held."""
+    """They are all products, and all collectives except gathers of weights that are still kept."""
     for job, whole in timelines:
         program, events = make_program(job), whole.events
         tasks = [
@@ -112,7 +112,7 @@ def test_the_events_are_the_program(timelines: list[tuple[Job, Timeline]]) -> No
         spared = issued - communicated
         if job.options.overlap is None:
             assert spared == 0
-        else:  # gathers of weights that are held, but each is gathered once and all are summed
+        else:  # spares gathers of kept weights, but each is gathered once, and all are summed
             gathers = [task.name for task in tasks if task.gather is not None]
             assert 0 <= spared <= len(gathers) - job.model.num_layers * 4 * (job.grid.z > 1)
             sums = sum(
@@ -128,7 +128,7 @@ def _is_free(task: object) -> bool:
 def test_few_layers_and_micro_batches_tell_the_time_of_all(
     timelines: list[tuple[Job, Timeline]],
 ) -> None:
-    """2 %: buckets are whole in one and scaled in the other."""
+    """They differ by up to 2 %, as buckets are whole in one and scaled in the other."""
     others = machine_of(hidden_share=0.9), machine_of(inter=2e9)
     for number, (job, known) in enumerate(timelines):
         other = others[number // 2 % 2]
@@ -157,7 +157,7 @@ def test_steps_that_are_simulated_together_are_what_each_is_by_itself() -> None:
 
 
 def test_more_sums_under_way_change_nothing_where_none_was_waited_for() -> None:
-    """So that a search need not simulate them."""
+    """So a search need not simulate them."""
     rng, found = random.Random(3), set()
     for job in rng.sample([job for job in jobs() if job.options.overlap is not None], 60):
         for machine in (machine_of(), machine_of(inter=3e9, hidden_share=0.9)):
@@ -175,7 +175,8 @@ def test_more_sums_under_way_change_nothing_where_none_was_waited_for() -> None:
 def test_closed_forms_are_the_schedule_where_nothing_overlaps(
     timelines: list[tuple[Job, Timeline]],
 ) -> None:
-    """3 %: the sums of biases and norms, and buckets' latencies, are not in them."""
+    """They differ by up to 3 %: closed forms omit the sums of biases and norms, and buckets'
+    latencies."""
     machine = machine_of()
     for job, whole in timelines:
         if job.options.overlap is None:
@@ -184,7 +185,7 @@ def test_closed_forms_are_the_schedule_where_nothing_overlaps(
 
 
 def test_overlap_hides_and_never_costs() -> None:
-    """In fp32, where gradients are as wide with overlap as without. Less by far over z."""
+    """In fp32, gradients are equally wide with and without overlap. Over z, far less is exposed."""
     for grid in GRIDS:
         for machine in (machine_of(), machine_of(inter=3e9)):
             beside = timeline(job_of(grid, dtype="fp32"), machine)
@@ -198,8 +199,8 @@ def test_overlap_hides_and_never_costs() -> None:
 
 
 def test_what_is_prefetched_is_ahead_of_the_sums_that_its_predecessor_leads_to() -> None:
-    """As axonn_ext.overlap issues them: the use of a weight starts the next one's gather, before
-    its products run and their sum over z can start."""
+    """This is the order of axonn_ext.overlap: the use of a weight starts the gather of the next
+    one, before its products run and their sum over z can start."""
     largest = 2 * 4 * MODEL.hidden_size**2  # bytes of a weight of the MLP
     overlap = Overlap(prefetch=1, gathered_bytes=2 * largest)
     job = job_of(GridShape(z=8, data=2), overlap=overlap)
@@ -220,8 +221,8 @@ def busy_together(events: list[Event], one: str, other: str) -> float:
 
 
 def test_axes_that_send_over_the_same_links_share_them() -> None:
-    """Nodes of 4: with x=2, z leaves the node and has the network to itself; with x=8, both leave.
-    What z's collectives last longer then is what x sends meanwhile."""
+    """Nodes have 4 ranks: with x=2, only z leaves the node, and has the network to itself; with
+    x=8, both leave. z's collectives then take longer by the time in which x sends."""
     for grid, shared in ((GridShape(x=2, z=8), False), (GridShape(x=8, z=4), True)):
         job, machine = job_of(grid, overlap=Overlap(gathered_bytes=0)), machine_of(inter=3e9)
         costs = Costs(machine, grid, "bf16")
@@ -239,7 +240,7 @@ def test_axes_that_send_over_the_same_links_share_them() -> None:
             and not e.name.startswith("order")
         ]  # fmt: skip
         lasts = sum(e.end_s - e.start_s for e in weights)
-        at_the_end = ("gradients", "order", "grad norm")  # which find z idle, or nearly so
+        at_the_end = ("gradients", "order", "grad norm")  # when z is idle, or nearly so
         x = [e for e in events if e.stream == "x" and not e.name.startswith(at_the_end)]
         together = busy_together([*weights, *x], "x", "z")
         assert together > 0
@@ -247,7 +248,7 @@ def test_axes_that_send_over_the_same_links_share_them() -> None:
 
 
 def data_sums(job: Job, machine: Machine) -> tuple[list[Event], float, float]:
-    """The buckets that cross data, when backward's computation ends, and when z is done with it."""
+    """The sums of buckets over data, the end of backward's computation, and that of z's sums."""
     events = timeline(job, machine).events
     sums = [e for e in events if e.stream == "data" and e.name.startswith("gradients")]
     computed = [e.end_s for e in events if e.stream == "compute" and e.name != "optimizer"]
@@ -256,8 +257,9 @@ def data_sums(job: Job, machine: Machine) -> tuple[list[Event], float, float]:
 
 
 def test_a_bucket_crosses_data_once_all_of_its_gradients_are_there() -> None:
-    """As BucketedSums starts it: a bucket that is never full waits for the end of backward, and a
-    gradient is in no bucket before it is summed over z. So little is hidden of few buckets."""
+    """This is when BucketedSums starts it. A bucket that is never full waits for the end of
+    backward, and a gradient enters a bucket only after its sum over z. So few buckets hide little.
+    """
     for grid in (GridShape(data=4, x=4), GridShape(z=8, data=2)):
         for slow in (2e10, 1e9):
             machine = machine_of(inter=slow)
@@ -275,7 +277,7 @@ def test_a_bucket_crosses_data_once_all_of_its_gradients_are_there() -> None:
 
 @pytest.mark.parametrize("gathered_bytes", [0, 4 << 20])
 def test_prefetching_nothing_hides_no_gather(gathered_bytes: int) -> None:
-    """Even where there is room for the next weights."""
+    """This holds even with room for the next weights."""
     overlap = Overlap(prefetch=0, gathered_bytes=gathered_bytes)
     job = job_of(GridShape(z=8, data=2), overlap=overlap)
     events = timeline(job, machine_of()).events

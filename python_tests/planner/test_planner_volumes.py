@@ -1,4 +1,4 @@
-"""The planner's communication: byte for byte what the real modules issue."""
+"""The planner's communication: exactly the bytes that the real modules send."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ SMALL = ModelConfig(96, 32, 2, 4, 8, family="llama", num_kv_heads=2, tie_embeddi
 def random_job(
     rng: random.Random, layout: str, *, optimizer: OptimizerOptions | None = None, **chosen: object
 ) -> Job:
-    """A legal job on 2 to 4,096 ranks, of any family and with any options but the chosen ones.
+    """A legal job on 2 to 4,096 ranks, with a random family and random options except `chosen`.
 
-    With ZeRO, the bucket is a fraction of the rank's parameters, so that many of them are cut.
+    With ZeRO, a bucket has a fraction of the rank's parameters, so that many of them are split.
     """
     optimizer = optimizer or OptimizerOptions()
     while True:
@@ -89,7 +89,7 @@ def adamw_of(job: Job, model: torch.nn.Module) -> AdamW:
 
 
 def traced_bytes(job: Job, grid: Grid, *, fake: bool) -> dict[str, int]:
-    """What a step of the real modules sends, as the trainer runs it."""
+    """The bytes by axis of a step of the real modules, as the trainer runs it."""
     options, shape = job.options, job.grid
     config = job.model
     with FakeTensorMode() if fake else nullcontext(), trace_communication() as trace:
@@ -164,7 +164,7 @@ def test_a_grid_of_4096_ranks_in_both_layouts() -> None:
 
 
 def overlapped_bytes(job: Job) -> dict[str, int]:
-    """With the orchestrator; its first step, which predicts nothing, and one that does."""
+    """The bytes with the orchestrator: its first step without predictions, and one with them."""
     grid, options = grid_of(job.grid), job.options
     parallel = models.ParallelConfig(recompute=options.recompute)
     model = models.build(job.model, grid, parallel, dtype=DTYPES[options.dtype])
@@ -188,7 +188,7 @@ def overlapped_bytes(job: Job) -> dict[str, int]:
 
 
 def overlapped_jobs() -> list[Job]:
-    """No memory to hold weights in: every use gathers, as the program says. One bucket each."""
+    """Jobs without memory to keep weights, so every use gathers, as in the program; one bucket."""
     jobs = []
     for i, sizes in enumerate(((1, 1, 4, 1), (1, 1, 2, 2), (2, 1, 2, 1))):
         for j, recompute in list(enumerate(("none", "attention", "every:2", "full")))[i % 2 :: 2]:
@@ -199,7 +199,7 @@ def overlapped_jobs() -> list[Job]:
 
 
 def zero_jobs() -> list[Job]:
-    """The same with ZeRO, of which buckets cut parameters."""
+    """The same with ZeRO, whose buckets split parameters."""
     jobs = []
     others = ("fp32", 1, True, "cpu"), ("bf16", 3, False, "none")
     for i, sizes in enumerate(((1, 1, 1, 4), (1, 1, 2, 2), (2, 1, 1, 2), (1, 2, 1, 2))):

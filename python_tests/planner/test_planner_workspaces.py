@@ -1,4 +1,4 @@
-"""The memory of the fused ops' workspaces on GPUs: by hand, and from the products of a step."""
+"""The memory of the fused ops' workspaces on GPUs, computed by hand and from a step's products."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def with_options(job: Job, **options: object) -> Job:
 
 
 def workspaces_of(job: Job) -> int:
-    """What "auto" holds where it may choose "fused", beyond what it holds elsewhere."""
+    """The additional memory of "auto" if it may choose "fused"."""
     auto = with_options(job, algorithm="auto")
     without, memory = memory_of(auto), memory_of(auto, auto_fuses=True)
     more = memory.buffers - without.buffers
@@ -50,11 +50,11 @@ def test_memory_grows_as_that_of_the_ops() -> None:
         assert memory_bytes(size) == _C.fused_workspace_bytes(size), size
 
 
-# There are m = 16 * 512 / 2 = 4096 rows in bf16. Over x, out and down sum [m, 1024 / 2], and the
-# other Linears' dx is as large: 4 MiB. Over y, the largest sum is GPT's logits, [m, 8192 / 2],
-# 32 MiB, and Llama's gate and up, [m, 4864], 38 MiB, which get 40. All-reduces need twice as much,
-# and 76 MiB get 80. Over z it is up's weight: [4096 / 2, 512] of GPT, whose head is tied, 2 MiB;
-# and [4864, 512] of Llama, 4.75 MiB, which get 6.
+# There are m = 16 * 512 / 2 = 4096 rows in bf16. Over x, out and down sum [m, 1024 / 2], 4 MiB, and
+# the other Linears' dx is as large. Over y, the largest sums are GPT's logits, [m, 8192 / 2],
+# 32 MiB, and Llama's gate and up, [m, 4864], 38 MiB, rounded up to 40. All-reduces need twice as
+# much: 76 MiB, rounded up to 80. Over z, the largest is up's weight: [4096 / 2, 512] in GPT, whose
+# head is tied, 2 MiB; and [4864, 512] in Llama, 4.75 MiB, rounded up to 6.
 @pytest.mark.parametrize(
     ("model", "layout", "mebibytes"),
     [
@@ -70,12 +70,12 @@ def test_each_group_has_a_workspace_for_its_largest_call(
 ) -> None:
     job = job_of(model, layout=layout)
     assert workspaces_of(job) == sum(132096 + each * MIB for each in mebibytes)
-    # Neither what is kept, nor what is computed again, makes other calls.
+    # Keeping or recomputing activations does not change the calls.
     for options in (
         {"save_gathered": True}, {"reshard_after_forward": False}, {"recompute": "full"},
     ):  # fmt: skip
         assert workspaces_of(with_options(job, **options)) == workspaces_of(job)
-    # With overlap, the weights of Linears are gathered apart.
+    # With overlap, the weights of Linears are gathered separately.
     x_and_y = sum(132096 + each * MIB for each in mebibytes[:2])
     assert workspaces_of(with_options(job, overlap=Overlap())) == x_and_y
 
@@ -107,8 +107,8 @@ def test_the_calls_are_those_of_the_step() -> None:
         assert workspaces_of(job) == sum(memory_bytes(2 * e) for e in largest.values()), job
 
 
-# The fullest moment is a block's backward: its up Linear gathers and sums a weight over z, or its
-# down Linear sums dx over y, for which x is kept.
+# The peak is in a block's backward: its up Linear gathers and sums a weight over z, or its down
+# Linear sums dx over y, while x is kept.
 @pytest.mark.parametrize(
     ("grid", "options", "in_workspaces"),
     [

@@ -1,4 +1,4 @@
-"""Stages that share cores, against a simulation that counts the work that is left of each task."""
+"""Stages that share cores, against a simulation that tracks the remaining work of each task."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from planner_machines import machine_of
 
 
 def seconds_of(schedule: str, times: list[StageTimes], micro_batches: int, ratio: float) -> float:
-    """The time of a step without messages, from event to event. Backward has the weights."""
+    """The time of a step without messages, by events. Backward includes weight gradients."""
     stages, last = len(times), len(times) - 1
     orders = [
         list(fixed_order(schedule, stages=stages, stage=s, micro_batches=micro_batches, chunks=1))
         for s in range(stages)
     ]
     done: set[tuple[int, str, int]] = set()
-    left: dict[int, float] = {}  # of the task that a stage runs: its work
+    left: dict[int, float] = {}  # stage -> remaining work of its running task
     now = 0.0
     while any(orders):
         for stage, order in enumerate(orders):

@@ -1,4 +1,4 @@
-"""Published studies: the data, how they are predicted, and the document."""
+"""Published studies: the data, their predictions, and the document."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def test_models_of_summit_have_the_sizes_of_their_names() -> None:
 
 
 def test_torchtitans_tokens_are_its_share_of_peak() -> None:
-    """It prints 29.0 % beside 109 tokens/s, which holds its rule, model and peak to ours."""
+    """It reports 29.0 % and 109 tokens/s, so its rule, model and peak match ours."""
     rows = load_study("llama-torchtitan").rows
     row = next(r for r in rows if (r.case.model_name, r.case.num_ranks) == ("llama3-405b", 128))
     figure = row.figures[0]
@@ -194,7 +194,7 @@ def test_mistakes_in_a_file(tmp_path: Path, old: str, new: str, expected: str) -
 
 
 def test_steps_are_those_of_the_file(tmp_path: Path) -> None:
-    """Each prediction is made again by hand, from what the file says."""
+    """Each prediction is repeated by hand from the file."""
     study = read(tmp_path, SMALL)
     first, second = retell(study)
     assert first.theirs is not None and second.theirs is not None
@@ -206,7 +206,7 @@ def test_steps_are_those_of_the_file(tmp_path: Path) -> None:
     by_hand = estimate(job, lab, memory_of(job, device="cuda"))
     assert second.theirs.step_time_s == by_hand.step_time_s
     dgx = estimate(job, load_machine("dgx-a100"), by_hand.memory)
-    assert dgx.step_time_s < by_hand.step_time_s  # whose memory is faster
+    assert dgx.step_time_s < by_hand.step_time_s  # its memory is faster
     slow = first.frameworks["slow"]
     assert slow is not None and slow.job.options.overlap is None
     assert slow.job.grid.pipe * slow.job.grid.data == 8
@@ -218,7 +218,7 @@ def test_steps_are_those_of_the_file(tmp_path: Path) -> None:
     assert lines[1].error == pytest.approx(tokens / 10000 - 1)
     assert lines[2].figure == Figure("share_of_peak", "palm")
     assert lines[2].error is None
-    assert [line.efficiency for line in lines] == [1, 1, 1]  # each machine begins with one
+    assert [line.efficiency for line in lines] == [1, 1, 1]  # each machine starts at 1
     assert study.rows[1].assumed == "the micro-batches"
 
 
@@ -302,7 +302,7 @@ def test_errors_are_to_the_nearer_end_of_a_range(
     ],
 )
 def test_the_document_has_these_numbers(name: str) -> None:
-    """If not: python -m axonn_ext.cli.plan.study_page docs/published.md"""
+    """To update it: python -m axonn_ext.cli.plan.study_page docs/published.md"""
     text, study = PAGE.read_text(), load_study(name)
     assert text == with_study(text, name, markdown(study, retell(study)))
 

@@ -1,4 +1,4 @@
-"""tools/bootstrap.py, run as `make` runs it: a tiny checkout, a tiny torch, no network."""
+"""tools/bootstrap.py, run as by `make`: a tiny checkout, a tiny torch, no network."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ test = []
 
 
 def make_wheel(folder: Path, name: str, version: str, *, source: str, requires: str = "") -> Path:
-    """A wheel of one module."""
+    """Writes a wheel with one module."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{name}-{version}-py3-none-any.whl"
     info = f"{name}-{version}.dist-info"
@@ -50,7 +50,7 @@ def make_wheel(folder: Path, name: str, version: str, *, source: str, requires: 
 
 
 def make_checkout(folder: Path) -> Path:
-    """What bootstrap needs of a checkout to make the environment."""
+    """Copies the parts of a checkout that bootstrap needs to make the environment."""
     (folder / "tools").mkdir(parents=True)
     for name in ("bootstrap.py", "find_cuda.py"):
         shutil.copy(ROOT / "tools" / name, folder / "tools")
@@ -59,7 +59,7 @@ def make_checkout(folder: Path) -> Path:
 
 
 def bootstrap(checkout: Path, python: Path | str, index: Path, **settings: str) -> str:
-    """Runs the step `environment`, with a pip that knows one folder alone."""
+    """Runs the step `environment`, with a pip that finds packages only in `index`."""
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("PYTHON", "PIP_", "TORCH"))}
     offline = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(index), "PIP_CONFIG_FILE": os.devnull}
     result = subprocess.run(
@@ -74,7 +74,7 @@ def bootstrap(checkout: Path, python: Path | str, index: Path, **settings: str) 
     return result.stdout
 
 
-# torch.__version__, and the distribution's, which is what an index knows.
+# torch.__version__, and the version of the distribution, under which an index lists it.
 PYPI = ("2.13.0+cu130", "2.13.0")
 LOCAL = ("2.13.0", "2.13.0+cpu")
 
@@ -97,7 +97,7 @@ def test_torch_that_is_installed_is_held_by_the_version_of_the_index(
     program = "import beside, torch; print(torch.__version__)"
     python = checkout / ".venv" / "bin" / "python"
     assert subprocess.check_output([python, "-c", program], text=True) == f"{module_version}\n"
-    # What is done is not done again.
+    # Finished steps are skipped.
     assert bootstrap(checkout, sys.executable, index) == ""
 
 
@@ -121,7 +121,7 @@ def test_torch_of_the_base_python_is_held_by_the_version_of_the_index(tmp_path: 
 
 @pytest.mark.parametrize("target", ["lint", "format"])
 def test_linters_are_those_that_the_python_of_venv_imports(target: str) -> None:
-    """There are no programs of theirs in .venv/bin if .venv has them from its base Python."""
+    """Linters that .venv inherits from its base Python have no scripts in .venv/bin."""
     listed = subprocess.check_output(["make", "--dry-run", target], cwd=ROOT, text=True)
     linters = [line for line in listed.splitlines() if re.search("ruff|mypy|clang", line)]
     assert linters and all(line.startswith(".venv/bin/python ") for line in linters)
@@ -167,7 +167,7 @@ def test_a_gpu_is_what_a_driver_finds(
     assert found == repr(why)
     assert ("'AXONN_CUDA': '0'" in settings) == (why is not None)
     assert why is None or f"{why}; AXONN_CUDA=1 make build compiles them" in settings
-    assert run(AXONN_CUDA="1").endswith(" {}\n")  # who asks is not asked back
+    assert run(AXONN_CUDA="1").endswith(" {}\n")  # an explicit setting is kept
 
 
 # --- Which torches and Pythons are supported ------------------------------------------------------
@@ -200,7 +200,7 @@ Key = Callable[..., str]
 
 @pytest.fixture
 def key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Key:
-    """`key(settings)`: extension_key where nothing of CUDA is told, and nothing found."""
+    """`key(settings)`: extension_key without CUDA settings, and without CUDA files."""
     for name in ("AXONN_CUDA", *bootstrap_py.SETUP_VARIABLES):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
@@ -247,5 +247,5 @@ def test_what_setup_py_finds_of_cuda_is_a_reason_to_build_again(key: Key, tmp_pa
         path.touch(mode=0o755)
         keys.append(key())
         assert keys[-1] == key()
-    os.utime(tmp_path / "bin" / "nvcc", (1, 1))  # another nvcc at the same place
+    os.utime(tmp_path / "bin" / "nvcc", (1, 1))  # a different nvcc at the same path
     assert len({*keys, key()}) == len(keys) + 1

@@ -1,4 +1,4 @@
-"""The wheel: what it holds, and that it runs where the checkout is not."""
+"""The wheel: its content, and that it runs without the checkout."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from limits import HANG_SECONDS
 
 pytestmark = [
     pytest.mark.long,
-]  # the wheel compiles everything where nothing was built yet
+]  # the wheel compiles everything if nothing is built yet
 
 ROOT = Path(__file__).resolve().parents[2]
 
-# Run by every rank, in the environment that the wheel was installed into.
+# Run by every rank, in the environment with the installed wheel.
 USE_THE_WHEEL = """
 import importlib.metadata, sys
 from pathlib import Path
@@ -61,16 +61,16 @@ def run(*command: str | Path, cwd: Path, **settings: str) -> str:
     result = subprocess.run(
         [str(word) for word in command],
         cwd=cwd,
-        # What a developer has set must not lead back to the checkout.
+        # A developer's variables must not lead back to the checkout.
         env={k: v for k, v in os.environ.items() if not k.startswith("PYTHON")} | settings,
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=12 * HANG_SECONDS,  # it may compile everything anew
+        timeout=12 * HANG_SECONDS,  # it may recompile everything
         check=False,
     )
     assert result.returncode == 0, result.stdout + result.stderr
-    return result.stdout + result.stderr  # pip shows what the build prints on the latter
+    return result.stdout + result.stderr  # pip shows the build's output on stderr
 
 
 def project() -> dict[str, str]:
@@ -83,26 +83,26 @@ SUFFIX = sysconfig.get_config_var("EXT_SUFFIX")
 @dataclass(frozen=True)
 class WheelBuild:
     wheel: Path
-    modules: set[str]  # those that the checkout was built with
-    build_seconds: float  # when that was, as a file's time
+    modules: set[str]  # the compiled modules of the checkout
+    build_seconds: float  # the time of that build, as a file's mtime
     output: str
 
 
 @pytest.fixture(scope="module")
 def wheel_build(tmp_path_factory: pytest.TempPathFactory) -> WheelBuild:
-    """A wheel of this checkout, made in seconds, since the objects in build/ are used again."""
+    """A wheel of this checkout, made in seconds, since it reuses the objects in build/."""
     folder = tmp_path_factory.mktemp("wheel")
-    # setuptools packs whatever it finds there: a module that has gone must not be among it.
+    # setuptools packs everything that it finds there, but deleted modules must not be packed.
     copies = f"lib.{sysconfig.get_platform()}-{sys.implementation.cache_tag}"
     for base in (ROOT / "build").glob("*-torch-*"):
         gone = base / copies / "axonn_ext" / "gone"
         gone.mkdir(parents=True, exist_ok=True)
         (gone / "__init__.py").touch()
     built = list((ROOT / "axonn_ext").glob(f"*{SUFFIX}"))
-    # The CUDA parts are left out where they were: they would take minutes.
+    # If the checkout was built without the CUDA parts, so is the wheel: they would take minutes.
     left_out = extension.left_out().get("_cuda")
     settings = {"AXONN_CUDA": "0", "AXONN_CUDA_REASON": left_out} if left_out else {}
-    # A ninja of another version, as of the system, would compile everything anew.
+    # A ninja of another version, e.g. the system's, would recompile everything.
     decoy = folder / "bin" / "ninja"
     decoy.parent.mkdir()
     decoy.write_text("#!/bin/sh\necho 'the ninja of the PATH was used'; exit 1\n")
@@ -148,15 +148,15 @@ def test_wheel_holds_the_package_and_nothing_else(wheel_build: WheelBuild) -> No
 
 
 def install(wheel: Path, prefix: Path) -> Path:
-    """A new environment with the wheel, and with the dependencies of the running one in sight."""
+    """A new environment with the wheel, which also finds the running one's dependencies."""
     venv.create(prefix, with_pip=False)
     run(
         *(sys.executable, "-m", "pip", "--python", prefix / "bin" / "python"),
         *("install", "--no-deps", "--no-index", wheel),
         cwd=prefix,
     )
-    # Folders named in a .pth file are searched, but their own .pth files are not run, so that the
-    # finder of an editable install stays out.
+    # Python searches the folders named in a .pth file, but does not run their own .pth files, so
+    # that the finder of an editable install is not active.
     folders = [path for path in sys.path if path.endswith(("site-packages", "dist-packages"))]
     (site_packages,) = prefix.glob("lib/python3*/site-packages")
     (site_packages / "dependencies.pth").write_text("\n".join(folders) + "\n")

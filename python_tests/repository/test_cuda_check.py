@@ -1,4 +1,4 @@
-"""What tools/cuda_check.py runs, and what it concludes from machine code."""
+"""The commands that tools/cuda_check.py runs, and its conclusions from machine code."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_an_architecture_without_code_is_found() -> None:
 
 
 def handshake_usage(architecture: str, registers: int) -> str:
-    """Resource usage of csrc/core/cuda/fused/handshake.cu as cuobjdump prints it."""
+    """cuobjdump's resource usage of csrc/core/cuda/fused/handshake.cu."""
     lines = [f"arch = {architecture}"]
     for kernel in ("begin", "raise", "await", "await_own", "end"):
         lines.append(

@@ -1,4 +1,4 @@
-"""What the documentation says runs, leads somewhere, and has the tables that the code gives."""
+"""The documentation's code runs, its links work, and its tables match the code."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from loading import load
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 PAGES = (*(ROOT / f"{n}.md" for n in ("README", "CONTRIBUTING", "CHANGELOG")), *DOCS.glob("*.md"))
-# The pages whose Python runs by itself on two ranks.
+# The pages whose Python examples run by themselves on two ranks.
 RUN = ("README", *(f"docs/{n}" for n in ("checkpoints", "hugging_face", "parallelize")),
        "docs/pipeline", "docs/memory")  # fmt: skip
 BLOCKS = [
@@ -54,7 +54,7 @@ def test_python_of_the_planner_runs(capsys: pytest.CaptureFixture[str]):
 
 
 def test_the_pipeline_of_the_readme_is_the_example():
-    """It says so."""
+    """The README says so."""
     example = (ROOT / "examples" / "pipeline.py").read_text().partition('"""\n\n')[2]
     assert example in (ROOT / "README.md").read_text()
 
@@ -71,7 +71,7 @@ def test_grids_of_the_pages_are_of_the_grammar():
 
 
 def anchors(page: Path) -> set[str]:
-    """Of the headings, as GitHub makes them."""
+    """The anchors that GitHub makes of the headings."""
     titles = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
     return {re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles}
 
@@ -88,7 +88,7 @@ def test_every_link_leads_somewhere():
 
 
 def test_every_file_that_is_named_exists():
-    """A name without its ending stands for a file or a folder."""
+    """A name without an extension stands for a file or a folder."""
     folders = "csrc|axonn_ext|cpp_tests|python_tests|tools|examples"
     missing = []
     for page in PAGES:

@@ -1,4 +1,4 @@
-"""tools/emulate_torch.py: what is left out is there, and how a command is started."""
+"""tools/emulate_torch.py: the left-out tests exist, and commands are started correctly."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ emulate_torch, runs = modules["emulate_torch"], modules["emulate_torch_runs"]
 
 
 def run_plugin(folder: Path) -> subprocess.CompletedProcess[bytes]:
-    """Runs the tests of a folder, and leaves counts.json there."""
+    """Runs the tests of a folder, which writes counts.json there."""
     options = ["-p", "emulate_torch_plugin", "-c", os.devnull, "--counts", folder / "counts.json"]
     return subprocess.run(
         [sys.executable, "-m", "pytest", folder, *options], cwd=folder, capture_output=True,
@@ -73,7 +73,7 @@ def test_counts_of_several_files_are_added(
         path.write_text(json.dumps({"passed": 3, "failed": failed, "skipped": {"slow": 2}}))
         counts.add(path, f"{name}.py", 1 if failed else 0)
     counts.add(tmp_path / "absent.json", "three.py", 139)
-    counts.add(tmp_path / "one.json", "four.py", 5)  # no test is of that name any more
+    counts.add(tmp_path / "one.json", "four.py", 5)  # no test has this name any more
     counts.show("2 GPUs")
     shown = capsys.readouterr().out
     assert "2 GPUs: 10 tests marked gpu ran, 9 passed" in shown and "6 not run: slow" in shown

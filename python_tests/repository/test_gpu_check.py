@@ -1,4 +1,4 @@
-"""What `make gpu-check` decides without a GPU: settings, stages, what is not run and why."""
+"""The decisions of `make gpu-check` without a GPU: settings, stages, and reasons not to run."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def test_ranks_that_share_a_gpu_have_it_for_themselves(tmp_path: Path):
 
 
 def reasons(tmp_path: Path, *, stage: str = "", **machine: object) -> dict[str, str]:
-    """Why stages are not run on such a machine, by stage."""
+    """Why stages do not run on such a machine, by stage."""
     request = Request.of({"STAGE": stage})
     found = {
         name: gpu_check.why_not(each, MACHINE | machine, request)
@@ -191,7 +191,7 @@ def test_a_probe_that_hangs_or_crashes_is_a_reason(tmp_path: Path, monkeypatch):
 @pytest.mark.long
 @pytest.mark.parametrize("left_out", ["", "axonn_ext._cuda is not built: no nvcc"])
 def test_a_build_is_looked_at_before_the_next_stage(tmp_path: Path, monkeypatch, left_out: str):
-    """On a machine with a GPU, as far as the check knows."""
+    """The machine appears to have a GPU."""
     looks = iter([MACHINE | {"extension": "nothing is built"}, MACHINE | {"extension": left_out}])
 
     def look(log: Path, seconds: float) -> dict[str, object]:
@@ -250,7 +250,7 @@ def test_what_an_earlier_run_left_is_removed(tmp_path: Path):
     if "axonn_ext" in stage.command and name != "doctor"
 ])  # fmt: skip
 def test_the_commands_of_the_stages_are_understood(tmp_path: Path, capsys, name: str):
-    """Without a GPU each gets as far as asking for it."""
+    """Without a GPU, each command gets as far as asking for one."""
     from axonn_ext.cli import main
 
     (tmp_path / "results").mkdir()
@@ -262,7 +262,7 @@ def test_the_commands_of_the_stages_are_understood(tmp_path: Path, capsys, name:
 
 @no_gpu
 def test_the_page_names_commands_that_exist(tmp_path: Path, capsys):
-    """Without a GPU each gets as far as asking for it."""
+    """Without a GPU, each command gets as far as asking for one."""
     from axonn_ext.cli import main
 
     page = (ROOT / "docs" / "gpu_check.md").read_text(encoding="utf-8")

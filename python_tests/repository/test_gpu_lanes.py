@@ -1,6 +1,6 @@
-"""Tests of `make gpu-check` that hang, crash or lose CUDA cost themselves alone; its lanes.
+"""Tests of `make gpu-check` that hang, crash or lose CUDA do not affect others; its lanes.
 
-The tests that are run lie in a temporary folder, are marked gpu and need none.
+The tests that run here are in a temporary folder; they are marked gpu, but need no GPU.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from loading import ROOT, load_all
 modules = load_all("tools/gpu_check.py")
 gpu_found, gpu_stages = modules["gpu_found"], modules["gpu_stages"]
 TOOLS = ROOT / "tools"
-HANG_SECONDS = 30  # what a test that never ends is given, if there is one
+HANG_SECONDS = 30  # the limit for a test that never ends
 LONG_SECONDS = 3600
 
 BEGIN = """
@@ -60,7 +60,7 @@ def run(results: Path, *files: Path, **options: Any) -> subprocess.CompletedProc
 
 
 def rows_of(results: Path) -> dict[str, tuple[str, str]]:
-    """By name of the test its outcome and why."""
+    """The outcome of each test and its reason, by name."""
     rows = [json.loads(line) for line in results.read_text().splitlines()]
     tests = [row for row in rows if "outcome" in row]
     names = [(row.get("test") or row["outside"]).rpartition("::")[2] for row in tests]
@@ -113,7 +113,7 @@ def test_each_test_costs_itself_alone(tmp_path: Path):
 
 @pytest.mark.long
 def test_what_is_cut_goes_on_there(tmp_path: Path):
-    """A test that is under way when the time is up has not failed."""
+    """A test that is running when the time is up has not failed."""
     path = write(tmp_path, """
         def test_first(): pass
         def test_second():
@@ -196,7 +196,7 @@ def test_time_of_a_job(): pass
 
 
 def lane(tmp_path: Path, name: str, part: str = "1/1") -> list[str]:
-    """The names of its tests, in their order."""
+    """The names of the lane's tests, in order."""
     results = tmp_path / f"{name}-{part.replace('/', 'of')}.jsonl"
     done = run(results, write(tmp_path, OF_LANES), lane=name, part=part)
     assert done.returncode == 0, done.stdout
@@ -220,7 +220,7 @@ def test_every_test_is_in_a_lane(tmp_path: Path):
 
 @pytest.mark.long
 def test_the_sanitizer_has_tests_of_every_kernel_that_it_names(tmp_path: Path):
-    """They are found by name, and without a GPU they are skipped."""
+    """The tests are selected by name, and skipped without a GPU."""
     words = gpu_stages.StageMaker(tmp_path, tmp_path).sanitize("memcheck").command
     pytest_command = list(words[words.index(sys.executable) :])
     done = subprocess.run(

@@ -1,4 +1,4 @@
-"""How `make gpu-check` runs stages: one that fails, hangs or crashes costs itself alone."""
+"""How `make gpu-check` runs stages: one that fails, hangs or crashes does not affect others."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ modules = load_all("tools/gpu_check.py")
 gpu_found, gpu_runs = modules["gpu_found"], modules["gpu_runs"]
 gpu_schedule, gpu_stages = modules["gpu_schedule"], modules["gpu_stages"]
 
-LONG = 600.0  # seconds that no stage needs
+LONG = 600.0  # seconds, more than any stage needs
 HANGS = "sleep 1000"
 
 
 def stage(folder: Path, name: str, script: str, *, seconds: float = LONG, kind: str = "bench"):
-    """A stage that is a script of the shell."""
+    """A stage that runs a shell script."""
     return gpu_stages.Stage(
         name, kind, seconds, ("sh", "-c", script), folder / f"{name}.json", ample_seconds=seconds
     )
@@ -37,14 +37,14 @@ def check(tmp_path: Path):
 
 
 def wait_for(path: Path) -> str:
-    """What is in a file that another process writes."""
+    """Waits for a file that another process writes; returns its content."""
     while not path.exists() or not path.read_text().endswith("\n"):
         time.sleep(0.01)
     return path.read_text().strip()
 
 
 def is_alive(pid: str) -> bool:
-    """Whether a process runs; one that has ended may wait for whom it belongs to."""
+    """Whether a process is running; an ended one may remain as a zombie."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
     except FileNotFoundError:
@@ -86,7 +86,7 @@ def test_sigterm_that_is_ignored(tmp_path: Path):
 
 @pytest.mark.parametrize("ending", ["exit 0", "exit 3", "kill -KILL $$", HANGS])
 def test_nothing_outlives_a_stage(tmp_path: Path, ending: str):
-    """Neither a child without our variables nor one in a session of its own, without a parent."""
+    """Neither a child without our variables, nor an orphan in its own session, survives."""
     pids = [tmp_path / "child", tmp_path / "other"]
     script = f"""
         env -i sleep 1000 & echo $! > {pids[0]}
@@ -125,7 +125,7 @@ def test_a_stage_has_its_share_and_no_more_than_is_left(check, tmp_path: Path):
 
 
 def test_stages_of_a_row_run_at_the_same_time(check, tmp_path: Path):
-    """Each waits for the other."""
+    """Each stage waits for the other."""
     a, b = tmp_path / "a", tmp_path / "b"
     wait = "touch {}; while ! [ -e {} ]; do sleep 0.01; done"
     check.run_row((

@@ -1,4 +1,4 @@
-"""tools/matrix.py: what it says of a run, and where it writes it down."""
+"""tools/matrix.py: its summary of a run, and the place where it writes it."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Tables of mutants fit the code, and the output of the tests of tools/emulate_mutants.py is read.
+"""The tables of mutants fit the code, and tools/emulate_mutants.py reads test output correctly.
 
-Whether tests notice each mutant, tools/emulate_mutants.py and `make mutants` tell.
+tools/emulate_mutants.py and `make mutants` themselves check that tests notice each mutant.
 """
 
 from __future__ import annotations

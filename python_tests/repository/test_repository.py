@@ -17,8 +17,8 @@ from limits import HANG_SECONDS
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "axonn_ext"
 
-# From low to high, the parts of the package in the table of the page. A module imports its own part
-# and parts of lower layers; parts of one layer do not know each other.
+# The parts of the package, from low to high, from the page's table. A module may import its own
+# part and parts of lower layers, but not other parts of its layer.
 PAGE = (ROOT / "docs" / "architecture.md").read_text()
 SECTION = PAGE.partition("\n## The layers of the package\n")[2].partition("\n## ")[0]
 LAYERS = [
@@ -33,8 +33,8 @@ PYTHON_FILES = sorted(PACKAGE.rglob("*.py"))
 CSRC = ROOT / "csrc"
 CPP_FILES = sorted(p for p in CSRC.rglob("*") if p.suffix in {".h", ".cpp", ".cu", ".cuh"})
 
-# Likewise for C++. A part is a folder of csrc/core or csrc/ops, or a header that lies in csrc/ops
-# itself, together with the source of that name.
+# The same for C++. A part is a folder of csrc/core or csrc/ops, or a header in csrc/ops itself,
+# together with its source file.
 CPP_LAYERS = (
     ("core/numeric",),
     ("core/schedule", "core/ranks"),
@@ -45,7 +45,7 @@ CPP_LAYERS = (
     ("ops/schema", "ops/autocast", "ops/cross_entropy", "ops/reduce_slots"),
     ("ops/group", "ops/overlap"),
     ("ops/emulation", "ops/tuning", "ops/linear_axes"),
-    ("ops/fused_cpu",),  # what ops/cpu defines and ops/composed calls
+    ("ops/fused_cpu",),  # defined by ops/cpu and called by ops/composed
     ("ops/composed", "ops/cpu", "ops/cuda", "ops/cuda_sm90", "ops/autograd"),
     ("ops/bindings",),
 )
@@ -70,9 +70,9 @@ def is_part(name: str) -> bool:
 
 
 def imported_modules(source: str, package: tuple[str, ...]) -> Iterator[tuple[int, str]]:
-    """Line and absolute dotted name of all that is imported; `from a import b` counts as a.b.
+    """The line and absolute dotted name of each import; `from a import b` counts as a.b.
 
-    package  the names that lead to the package of the file: relative imports start there
+    package  the components of the file's package, from which relative imports start
     """
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
@@ -86,9 +86,9 @@ def imported_modules(source: str, package: tuple[str, ...]) -> Iterator[tuple[in
 
 
 def layer_errors(where: str, source: str) -> list[str]:
-    """What a file imports that its layer does not allow, as `line: reason`.
+    """The imports of a file that its layer does not allow, as `line: reason`.
 
-    where  its path in the package, without suffix
+    where  the file's path in the package, without suffix
     """
     part, package = where.partition("/")[0], ("axonn_ext", *where.split("/")[:-1])
     errors = []
@@ -151,7 +151,7 @@ def test_the_layer_check_finds_what_goes_up(where: str, source: str) -> None:
 
 
 def test_modules_import_each_other_in_no_circle() -> None:
-    """Imports inside functions count, those for type checkers alone do not."""
+    """Imports inside functions count, but not those only for type checkers."""
     files = {".".join(p.relative_to(ROOT).with_suffix("").parts): p for p in PYTHON_FILES}
     files = {name.removesuffix(".__init__"): path for name, path in files.items()}
     graph = {}
@@ -162,19 +162,19 @@ def test_modules_import_each_other_in_no_circle() -> None:
         graph[name] = {
             module if module in files else module.rpartition(".")[0] for module in modules
         } & (files.keys() - {name})
-    graphlib.TopologicalSorter(graph).prepare()  # raises CycleError, which names the circle
+    graphlib.TopologicalSorter(graph).prepare()  # raises CycleError, which names the cycle
 
 
 # --- Layers of the C++ code ----------------------------------------------------------------------
 
 
 def cpp_part_of(path: PurePosixPath) -> str:
-    """The part of csrc that a file belongs to, by its path from there: `ops/cpu`, `ops/checks`."""
+    """The part that a file belongs to, from its path in csrc: `ops/cpu`, `ops/checks`."""
     return "/".join(path.with_suffix("").parts[:2])
 
 
 def cpp_layer_errors(part: str, source: str) -> list[str]:
-    """What the file includes that its layer does not allow, as `line: reason`."""
+    """The includes of a file that its layer does not allow, as `line: reason`."""
     errors = []
     for line, text in enumerate(source.splitlines(), start=1):
         match = re.match(r'\s*#\s*include\s*"([^"]+)"', text)
@@ -253,7 +253,9 @@ def test_no_module_rebinds_its_globals() -> None:
 
 
 def test_functions_keep_no_results() -> None:
-    """Grids and tensors, say; those of the planner and of Triton's kernels depend on numbers."""
+    """Caches could keep grids and tensors alive, for example. Those of the planner and of Triton's
+    kernels are exempt, since they hold only numbers.
+    """
     found = [
         f"{name_of(path)}:{node.lineno}"
         for path in PYTHON_FILES
@@ -283,7 +285,7 @@ def test_torch_headers_stay_in_ops() -> None:
 
 
 def test_names_of_test_files_are_unique() -> None:
-    """pytest imports each as a module of that name."""
+    """pytest imports each file as a module of that name."""
     names = [path.name for path in (ROOT / "python_tests").rglob("*.py")]
     assert sorted(names) == sorted(set(names))
 

@@ -1,4 +1,4 @@
-"""setup.py and what it takes of tools/: what they find, and what they decide to build."""
+"""setup.py and its modules in tools/: what they find, and what they decide to build."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_cuda_can_be_turned_off() -> None:
     assert setup_py.choose_cuda("0", **FOUND) == find_cuda.CudaChoice(False, "AXONN_CUDA=0")
     choice = setup_py.choose_cuda("0", **FOUND, because="there is no GPU")
     assert choice == find_cuda.CudaChoice(False, "there is no GPU")
-    # What lacks anyway is told first: to ask for the CUDA parts would be of no use.
+    # Missing requirements are reported first: requesting the CUDA parts would be useless.
     choice = setup_py.choose_cuda("0", **FOUND | {"nvcc": None}, because="there is no GPU")
     assert not choice.build and "nvcc was not found" in choice.reason
 
@@ -133,7 +133,7 @@ def test_architectures_are_read_as_torch_reads_them(
     assert len(found) == len(flags)
     words = [number + ("+PTX" if kind == "compute" else "") for number, kind in found]
     assert words == asked.split()
-    # Modules for sm_90 alone are built if that is asked for, by whatever name.
+    # Modules for sm_90 are built if it is requested by any name.
     names = [
         m.name for m in architectures.kernel_modules(["a/fill.cu", "a/gemm_sm90.cu"], arch_list)
     ]
@@ -156,7 +156,7 @@ def test_each_architecture_with_files_of_its_own_has_a_module() -> None:
         "axonn_ext._cuda_sm90": ["a/gemm_sm90.cu"],
         "axonn_ext._cuda_sm80": ["a/copy_sm80.cu"],
     }
-    # 10.0 was not asked for; what is for one architecture alone sees no flag of another.
+    # 10.0 was not requested; modules for one architecture get no flags of another.
     assert modules["axonn_ext._cuda_sm90"].flags == ("-gencode=arch=compute_90a,code=sm_90a",)
     assert modules["axonn_ext._cuda_sm80"].flags == ("-gencode=arch=compute_80,code=sm_80",)
     with_ptx = {m.name: m for m in architectures.kernel_modules(sources, "8.0;9.0+PTX")}
@@ -212,7 +212,7 @@ def test_what_was_left_out_is_compiled_into_the_package(tmp_path: Path) -> None:
     binary = tmp_path / "print_left_out"
     subprocess.run([*compile_, "-o", str(binary)], input=program, text=True, check=True)
     assert subprocess.check_output([binary], text=True) == '_cuda: no "nvcc"'
-    # The same text is not written again: nothing is to be recompiled for it.
+    # An unchanged text is not written again, so nothing is recompiled.
     before = source.stat().st_mtime_ns
     setup_py.write_left_out(tmp_path, {"_cuda": 'no "nvcc"'})
     assert source.stat().st_mtime_ns == before
@@ -289,16 +289,16 @@ def test_cutlass_is_found(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("max_jobs", "cores", "gib", "count", "reason"),
     [
-        # Without CUDA parts memory is no limit.
+        # Without CUDA parts, memory is not limited.
         (None, 64, None, 64, "one per core"),
         ("", 2, None, 2, "one per core"),
         ("8", 2, None, 8, "MAX_JOBS=8"),
-        # With them each job gets 6 GiB, whether or not MAX_JOBS is set.
+        # With CUDA parts, each job gets 6 GiB, even if MAX_JOBS is set.
         (None, 4, 24, 4, "one per core"),
         (None, 4, 23.9, 3, "23.9 GiB of memory are available"),
         ("4", 64, 24, 4, "MAX_JOBS=4"),
         ("5", 64, 24, 4, "24.0 GiB of memory are available"),
-        # Memory adds none, and leaves one.
+        # More memory adds no jobs, and one always remains.
         ("1", 64, 512, 1, "MAX_JOBS=1"),
         ("2", 64, 0.5, 1, "0.5 GiB of memory are available"),
     ],

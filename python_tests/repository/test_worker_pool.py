@@ -1,4 +1,4 @@
-"""The ranks that tests run on: a pool that does not start, and new groups."""
+"""The worker pools of the tests: a pool that does not start, and new groups."""
 
 from __future__ import annotations
 

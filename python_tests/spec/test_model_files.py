@@ -31,7 +31,7 @@ from axonn_ext.train.config_file import to_toml
 def test_presets_have_the_published_number_of_parameters(name: str, billions: float) -> None:
     label, model = load_model(name)
     assert label == name
-    rounded = name.startswith("gpt-")  # AxoNN's names are round numbers
+    rounded = name.startswith("gpt-")  # AxoNN's names are rounded
     assert model.num_parameters() == pytest.approx(billions * 1e9, rel=0.05 if rounded else 0.004)
 
 
@@ -77,7 +77,7 @@ def test_a_trainers_file_may_begin_with_a_folder(tmp_path: Path) -> None:
     ],
 )
 def test_a_trainers_file_means_the_same_model(tmp_path: Path, table: ModelTable) -> None:
-    """Every key that the trainer writes, and the same defaults for those that it does not."""
+    """Every key that the trainer writes is read, and missing keys have the same defaults."""
     config = Config(model=table)
     file = tmp_path / "run.toml"
     file.write_text(to_toml(config))
@@ -176,7 +176,7 @@ def test_hugging_face(tmp_path: Path, values: dict[str, Any], expected: ModelCon
     [({"sliding_window": None}, 8192), ({"sliding_window": 512}, 512), ({}, 4096)],
 )
 def test_a_window_limits_the_sequences(tmp_path: Path, window: dict[str, Any], length: int) -> None:
-    """As transformers has it: null is no window, and without the key it is 4096."""
+    """As in transformers, null means no window, and a missing key means 4096."""
     values = LLAMA | {"model_type": "mistral"} | window
     model = load_model(folder_of(tmp_path, values))[1]
     assert (model.family, model.sequence_length, model.kv_heads) == ("mistral", length, 8)

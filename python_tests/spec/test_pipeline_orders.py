@@ -52,7 +52,7 @@ def letters(order: Sequence[Task]) -> str:
 def deadlocks(orders: Orders, chunks: int) -> bool:
     """Whether stages that run their orders with blocking receives never end.
 
-    Each link is a queue, without names of messages: what is received must be what is needed.
+    Each link is a queue of unnamed messages, so they must arrive in the order they are needed.
     """
     stages = len(orders)
     last = stages * chunks - 1
@@ -182,7 +182,7 @@ def test_bubbles_of_four_stages() -> None:
 
 
 def totals(costs: Sequence[float], starts: Sequence[int], first: float, last: float) -> list[float]:
-    """What the parts cost that begin at `starts`."""
+    """The costs of the parts that begin at `starts`."""
     found = [sum(costs[a:b]) for a, b in itertools.pairwise((*starts, len(costs)))]
     found[0] += first
     found[-1] += last
@@ -190,7 +190,7 @@ def totals(costs: Sequence[float], starts: Sequence[int], first: float, last: fl
 
 
 def test_no_split_has_a_cheaper_largest_part() -> None:
-    """Compared with all splits, by the whole rule: largest, squares, then sizes."""
+    """Compares with all splits, by the whole rule: largest part, squares, then sizes."""
     draw = random.Random(0)
     for _ in range(300):
         num_layers = draw.randint(1, 8)
@@ -209,13 +209,13 @@ def test_no_split_has_a_cheaper_largest_part() -> None:
 def test_equal_layers_leave_the_early_stages_fewer() -> None:
     sizes = [len(part) for part in split_layers([0.1] * 10, 4)]
     assert sizes == [2, 2, 3, 3]
-    # The table and the head count: the parts cost 3 + 2, 5, 5 and 2 + 3 layers.
+    # The table and the head count, too: the parts cost 3 + 2, 5, 5 and 2 + 3 layers.
     sizes = [len(part) for part in split_layers([1.0] * 15, 4, first=2.0, last=3.0)]
     assert sizes == [3, 5, 5, 2]
 
 
 def test_costs_are_compared_exactly() -> None:
-    """Sums of floats would round these equal costs differently, and choose by the rounding."""
+    """Float sums would round these equal costs differently, so rounding would decide."""
     for cost, parts, sizes in ((0.1, 2, [1, 2]), (0.3, 3, [2, 2, 3]), (0.7, 4, [2, 2, 2, 3])):
         split = split_layers([cost] * sum(sizes), parts)
         assert [len(part) for part in split] == sizes

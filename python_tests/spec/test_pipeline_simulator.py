@@ -1,4 +1,4 @@
-"""The simulated pipeline: closed formulas, late messages, memory."""
+"""The simulated pipeline: closed-form times, late messages, memory."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Delay = Callable[[str, int, int], float]
 
 
 def drawn(mean: float, seed: int) -> Delay:
-    """Exponential delays, of each message the same in whatever order messages are sent."""
+    """Exponential delays; a message's delay does not depend on the order of messages."""
 
     def seconds(direction: str, stage: int, micro_batch: int) -> float:
         draw = random.Random(f"{seed} {direction} {stage} {micro_batch}")
@@ -74,7 +74,7 @@ def test_the_example_of_four_stages_and_sixteen_micro_batches() -> None:
     assert run("message_driven", 4, 16).seconds == 57.0
     assert run("message_driven", 4, 16, defer_weights=True).seconds == 51.0
     assert run("zero_bubble", 4, 16).seconds == 51.0
-    half = StageTimes(0.5, 0.5, 0.5)  # of one of two chunks
+    half = StageTimes(0.5, 0.5, 0.5)  # for each of two chunks
     assert run("interleaved", 4, 16, times=half).seconds == 52.5
 
 
@@ -102,10 +102,10 @@ def mean_seconds(schedule: str, mean: float, **options: Any) -> float:
     return sum(step.seconds for step in steps) / len(steps)
 
 
-# Mean delay -> the seconds of 1f1b, zero_bubble, message_driven, and with deferred weights. From a
-# prototype of these schedules with other seeds; the mean of 40 seeds has an error of about 1 %.
-# Its fixed order of zero_bubble probably held one micro-batch more than 1f1b (a guess): with that,
-# this simulation finds 65 for the last row, and 67 without.
+# Mean delay -> the seconds of 1f1b, zero_bubble, message_driven, and message_driven with deferred
+# weights, from a prototype of these schedules with other seeds. The mean of 40 seeds has an error
+# of about 1 %. The prototype's fixed order of zero_bubble probably held one micro-batch more than
+# 1f1b (a guess): this simulation finds 65 for the last row if so, and 67 if not.
 PROTOTYPE = {
     0.0: (57.0, 51.0, 57.0, 51.0),
     0.2: (64.4, 54.6, 58.2, 51.6),
@@ -144,9 +144,9 @@ def test_a_late_message_holds_up_those_behind_it() -> None:
 
 
 def test_messages_go_on_while_the_sender_computes() -> None:
-    """Each message takes as long as a forward: the second stage is one message late, and no more.
+    """Each message takes as long as a forward, but delays the second stage only once.
 
-    It begins at 1 + 1, and then its forwards and backwards follow each other.
+    That stage begins at 1 + 1, and then runs its forwards and backwards without gaps.
     """
     found = run("gpipe", 2, 8, message_seconds=lambda direction, stage, micro_batch: 1.0)
     assert found.tasks[1][0][1] == 2.0
@@ -156,7 +156,7 @@ def test_messages_go_on_while_the_sender_computes() -> None:
 
 @pytest.mark.parametrize(("schedule", "options"), variants())
 def test_no_task_begins_before_what_it_needs(schedule: str, options: dict[str, Any]) -> None:
-    """Also with stages that differ. Each stage runs each task once, and one task at a time."""
+    """The stages differ. Each stage runs each task once, and one task at a time."""
     stages, micro_batches, draw = 4, 12, random.Random(1)
     chunks = 2 if schedule == "interleaved" else 1
     times = [StageTimes(*(draw.uniform(0.2, 2.0) for _ in range(3))) for _ in range(stages)]
@@ -190,7 +190,7 @@ def test_no_task_begins_before_what_it_needs(schedule: str, options: dict[str, A
 
 
 def test_a_stage_never_idles_with_work_at_hand() -> None:
-    """message_driven with late messages: each task is the right one, and begins at once."""
+    """message_driven with late messages: each task is the correct choice, and starts at once."""
     delay, limit = drawn(0.7, seed=3), [8, 6, 4, 2]
     found = run("message_driven", 4, 16, message_seconds=delay, defer_weights=True)
     ends = [{(t.kind, t.micro_batch): end for t, _, end in tasks} for tasks in found.tasks]
@@ -212,7 +212,7 @@ def test_a_stage_never_idles_with_work_at_hand() -> None:
                 pauses += 1
                 assert begun["weight"] == begun["backward"]
             in_flight = begun["forward"] - begun["backward"]
-            backward = forward = math.inf  # when the next one could run
+            backward = forward = math.inf  # the times at which the next ones could run
             if in_flight > 0:
                 backward = arrivals["backward"][begun["backward"]]
             if begun["forward"] < 16 and in_flight < limit[stage]:
@@ -242,7 +242,7 @@ def test_fixed_schedules_hold_what_their_orders_say() -> None:
         assert found["1f1b"].peak_in_flight == found["1f1b"].peak_held == ours
         assert found["1f1b"].peak_deferred == (0,) * stages
         assert found["gpipe"].peak_in_flight == (micro_batches,) * stages
-        # On every stage as many as on stage 0 of 1f1b: later stages fill their bubbles with them.
+        # Every stage holds as many as stage 0 of 1f1b: later stages fill their bubbles with them.
         zero_bubble = found["zero_bubble"]
         assert zero_bubble.peak_in_flight == ours
         assert zero_bubble.peak_held == (min(micro_batches, stages),) * stages
@@ -252,7 +252,7 @@ def test_fixed_schedules_hold_what_their_orders_say() -> None:
 
 
 def test_interleaved_holds_more_than_1f1b() -> None:
-    """In halves of a stage: 2 (p - s - 1) + p forwards to warm up, and one more."""
+    """Counted in half stages: 2 (p - s - 1) + p warm-up forwards, and one more."""
     assert run("interleaved", 4, 16).peak_in_flight == (11, 9, 7, 5)
 
 
@@ -281,7 +281,7 @@ def test_message_driven_never_exceeds_its_limits() -> None:
 
 @pytest.mark.parametrize("stages", [2, 4, 8, 16])
 def test_the_default_limit_of_what_waits_costs_next_to_nothing(stages: int) -> None:
-    """Mean delays of 0.2 of a micro-batch's time, and the share that PipelineOptions names."""
+    """With mean delays of 0.2 of a micro-batch's time, it costs what PipelineOptions documents."""
     most = PipelineOptions().most_deferred(stages)
     for mean, least in ((0.0, 1.0), (0.6, 0.99)):
         free, limited = (
@@ -325,7 +325,7 @@ def test_wrong_input_is_refused_with_its_numbers() -> None:
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_work_grows_with_the_tasks_alone(schedule: str) -> None:
-    """Twice the stages and four times the micro-batches: eight times the tasks, not sixty-four."""
+    """Twice the stages and four times the micro-batches take 8 times the work, not 64 times."""
 
     def lines(stages: int, micro_batches: int) -> int:
         return lines_of(lambda: run(schedule, stages, micro_batches, message_seconds=drawn_once))

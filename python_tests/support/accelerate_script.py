@@ -1,4 +1,4 @@
-"""Accelerate's minimal training script. Only the line that makes the Accelerator differs."""
+"""Accelerate's minimal training script; only the line that creates the Accelerator differs."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def main() -> None:
         "cpu": not args.without_cpu,
         "gradient_accumulation_steps": args.accumulate,
         "mixed_precision": args.precision or "no",
-        # Epochs then have the same orders on any number of processes.
+        # Gives each epoch the same order on any number of processes.
         "dataloader_config": DataLoaderConfiguration(use_seedable_sampler=True, data_seed=3),
     }
     if args.grid:

@@ -1,4 +1,4 @@
-"""Rows of a benchmark's results, made up."""
+"""Made-up rows of benchmark results."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """Tokenizers of a few hundred tokens with chat templates, and chats to try them on.
 
-The templates are written for these tests. They give the text that those of Llama 3, Qwen2.5,
-Mistral 7B v0.3 and SmolLM2 give for such messages (but for the default system message), with the
-same special tokens and the same traits: a template that writes the BOS token which the tokenizer
-also puts before texts, tools, and a system message that belongs to the last user's turn.
+The templates are written for these tests. For such messages they produce the same text as those of
+Llama 3, Qwen2.5, Mistral 7B v0.3 and SmolLM2 (except for the default system message), with the same
+special tokens. They also have the same peculiarities: a template that writes the BOS token although
+the tokenizer adds it, too; tools; and a system message that becomes part of the last user turn.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-# In a tagged template these comments are {% generation %} and {% endgeneration %}.
+# tagged() replaces these comments by {% generation %} and {% endgeneration %}.
 BEGIN, END = "{#- begin -#}", "{#- end -#}"
 TAGS = {BEGIN: "{%- generation -%}", END: "{%- endgeneration -%}"}
 
@@ -99,9 +99,11 @@ SMOLLM_2 = r"""
 
 @dataclass(frozen=True)
 class Kind:
-    """A tokenizer: its template, its special tokens, and the names of those of its model.
+    """A tokenizer with a chat template.
 
-    front      what it puts before a text        ends    ends a text by the model's own files
+    front      the token that it puts before each text
+    ends       the tokens that end a text according to the model's generation config
+    metaspace  whether it marks spaces as sentencepiece does, not as bytes
     """
 
     template: str
@@ -152,9 +154,10 @@ CALLS = [
 
 
 def cases() -> list[tuple[str, dict[str, Any]]]:
-    """Kinds with lines that they take, and of which a turn of the assistant adds to those before.
+    """Kinds, with chats whose text only grows with each turn of the assistant.
 
-    A first system message is Mistral's last user's, which changes the text before.
+    Mistral's template moves a leading system message to the last user turn, which changes earlier
+    text.
     """
     lines = [(kind, {"messages": MESSAGES}) for kind in KINDS]
     lines += [(kind, {"messages": [SYSTEM, *MESSAGES]}) for kind in KINDS if kind != "mistral"]
@@ -163,16 +166,16 @@ def cases() -> list[tuple[str, dict[str, Any]]]:
 
 
 def tagged(template: str) -> str:
-    """The template with the tag around what the assistant says."""
+    """The template with the generation tag around the assistant's words."""
     for comment, tag in TAGS.items():
         template = template.replace(comment, tag)
     return template
 
 
 def write_tokenizer(folder: Path, name: str, *, tag: bool = False, back: str = "") -> Path:
-    """Writes a kind's tokenizer and what says which ids end a text; returns the folder.
+    """Writes a kind's tokenizer, and the config with the ids that end a text; returns the folder.
 
-    back: a special token that the tokenizer puts behind each text.
+    back: a special token that the tokenizer puts after each text.
     """
     from tokenizers import processors
 
@@ -200,7 +203,7 @@ def _trained(kind: Kind) -> Any:
     from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
     from tokenizers.trainers import BpeTrainer
 
-    if kind.metaspace:  # as Llama 2 and Mistral, whose tokenizers came from sentencepiece
+    if kind.metaspace:  # like Llama 2 and Mistral, whose tokenizers come from sentencepiece
         tokenizer = Tokenizer(models.BPE(unk_token="<unk>", byte_fallback=True, fuse_unk=True))
         tokenizer.normalizer = normalizers.Sequence(
             [normalizers.Prepend("\u2581"), normalizers.Replace(" ", "\u2581")]

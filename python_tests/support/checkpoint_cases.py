@@ -1,4 +1,4 @@
-"""Training that is saved on one grid and goes on on another."""
+"""Training that is saved on one grid and continued on another."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Setup:
 
 
 class Job:
-    """A model and its optimizer on a grid; the batches depend on the step alone."""
+    """A model and its optimizer on a grid; the batches depend only on the step."""
 
     def __init__(self, setup: Setup, *, seed: int) -> None:
         self.setup, self.grid = setup, grid_of(setup.shape)
@@ -89,7 +89,7 @@ class Job:
 
 
 def train_and_save(setup: Setup, folder: Path) -> dict[str, Any]:
-    """Trains a little, saves, and goes on; returns what the others must have."""
+    """Trains a little, saves, and continues; returns the results that other jobs must match."""
     job = Job(setup, seed=3)
     job.run(0, STEPS_BEFORE)
     checkpoint.save(folder, model=job.model, optimizer=job.optimizer, extra={"step": STEPS_BEFORE})
@@ -100,7 +100,7 @@ def train_and_save(setup: Setup, folder: Path) -> dict[str, Any]:
 
 
 def load_and_go_on(setup: Setup, folder: Path) -> dict[str, Any]:
-    """Loads into a job that began elsewhere, and goes on."""
+    """Loads into a job with other weights and steps, and continues."""
     job = Job(setup, seed=4)
     job.run(7, 1)
     extra = checkpoint.load(folder, model=job.model, optimizer=job.optimizer)

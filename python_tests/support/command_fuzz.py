@@ -1,8 +1,8 @@
 """Runs command lines one after another, each in a forked child of a process that has loaded Torch.
 
-`python command_fuzz.py SEED COUNT` in a folder of its own; prints a line of JSON for each case. One
-of `RIGHT_EVERY` lines is one of `RIGHT`, in turn, so that all come whatever the seed is. The others
-begin like one of `COMMANDS`, and have options at random, most of them wrong.
+Run `python command_fuzz.py SEED COUNT` in an empty folder; it prints a line of JSON per case. One
+in `RIGHT_EVERY` lines comes from `RIGHT`, in turn, so that all are used for every seed. The others
+start with one of `COMMANDS` and have random options, most of them wrong.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ SMALL = {
     "model.sequence_length": 16, "data.max_bytes": 20_000, "train.device": "cpu",
     "train.threads": 1, "train.steps": 1, "train.batch_size": 4, "train.eval_interval": 0,
 }  # fmt: skip
-# Of numbers that are taken as they are, none makes a command take long.
+# None of these numbers, where valid, makes a command take long.
 NUMBERS = ("0", "-1", "nan", "inf", "1e300", "1e30", "3000000000", "9" * 400, "9" * 5000, "x", "",
            "1.5", "0x10", "\udcff", "1", "2", "3")  # fmt: skip
 NAMES = ("", "missing", "folder", "binary", "text", "brackets.toml", "digits.toml", "binary.toml",
@@ -55,9 +55,10 @@ ONCE = ("--model", "model", "--data", "text", "--data.vocabulary", "bytes", "--t
         "--train.device", "cpu", "--train.eval_interval", "0", "--sequence-length", "16",
         "--batch-size", "2", "--nproc", "1")  # fmt: skip
 ANSWER = ("--model", "model", "--vocabulary", "bytes", "--prompt", "a", "--max-new-tokens", "2")
-OF_FIVE = ("--grid", "5x1x1", "--shapes")  # ranks, which divide no shape: nothing is timed
+OF_FIVE = ("--grid", "5x1x1", "--shapes")  # 5 ranks divide no shape, so nothing is timed
 OF_BENCH = (("--world", "--threads", "--rounds"), ("--json", "--plot"))
-# Of each command: what it needs to be right, options that take a number, a name, others.
+# Each command, with the options that it needs to be valid. The options to draw from: those that
+# take a number, those that take a name, and others.
 COMMANDS: dict[tuple[str, ...], tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]] = {
     ("plan", *PLAN): (
         ("--gpus", "--global-batch", "--global-batch-tokens", "--seq", "--tokens", "--top",
@@ -161,7 +162,7 @@ COMMANDS: dict[tuple[str, ...], tuple[tuple[str, ...], tuple[str, ...], tuple[st
 TRAIN = " ".join(("train --nproc 1", *(f"--{key}={value}" for key, value in SMALL.items())))
 OF_ONE = "--world 1 --rounds 1 --device cpu --algorithms sequential --shapes"
 DRAWN = ("--json new.json", "--plot new.png")
-# Of each command that can be right without a GPU: what is, and what may follow, in any order.
+# Valid command lines that need no GPU, and the options that may follow, in any order.
 RIGHT: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("--help", ()),
     ("--version", ()),
@@ -213,7 +214,7 @@ RIGHT: tuple[tuple[str, tuple[str, ...]], ...] = (
      (*DRAWN, "--dtype fp32", "--folder folder")),
     ("bench pipeline --grid pipe=2 --rounds 1 --micro-batches 2 --stage-ms 1 --case 1f1b --delay 0",
      (*DRAWN, "--seed 3")),
-    ("bench ranking --help", ()),  # of fewer than four grids it says nothing, and more take long
+    ("bench ranking --help", ()),  # it needs at least four grids, which take long
     ("bench train --nproc 1 --hidden 32 --layers 1 --heads 2 --sequence 16 --batch 2 --rounds 1 "
      "--baseline single --grid 1x1x1 --no-memory", DRAWN),
     ("tune --shapes 8,8,8 --device cpu", ("--threads 1", "--dtype bf16", "--json new.json")),
@@ -253,7 +254,7 @@ def make_files() -> None:
 
 
 def _nccl_log() -> str:
-    """What nccl-tests print of an all-gather of 8 ranks, but for what nobody reads."""
+    """The output of nccl-tests for an all-gather of 8 ranks, without the parts we do not read."""
     ranks = [f"#  Rank {rank} Group 0 Pid 9 on node0 device {rank} H100" for rank in range(8)]
     columns = ["#  size  count  type  redop  root  time  algbw  busbw  #wrong",
                "#  (B)  (elements)  (us)  (GB/s)  (GB/s)"]  # fmt: skip
@@ -267,8 +268,8 @@ def _nccl_log() -> str:
 
 
 def restore(files: dict[Path, bytes]) -> None:
-    """Makes the current folder what it was, whatever a case has written into it."""
-    for path in sorted(Path().rglob("*"), reverse=True):  # what is in a folder before the folder
+    """Restores the current folder, whatever a case has written into it."""
+    for path in sorted(Path().rglob("*"), reverse=True):  # files before their folders
         if path.is_dir() and not path.is_symlink():
             if path.name not in FOLDERS and not any(path in file.parents for file in files):
                 path.rmdir()
@@ -280,7 +281,7 @@ def restore(files: dict[Path, bytes]) -> None:
 
 
 def train_models() -> None:
-    """In the current folder: a run, its model, and a fine-tuned adapter, by our own commands."""
+    """Makes a run, its model and a fine-tuned adapter in the current folder, by our commands."""
     once = ["finetune", *ONCE, "--steps", "1", "--lora", "2", "--out", "tuned"]
     longer = ["--model.family=llama", "--model.sequence_length=64", "--checkpoint.interval=1"]
     for arguments in (
@@ -296,7 +297,7 @@ def train_models() -> None:
 
 
 def draw_right(random_: random.Random, turn: int) -> tuple[list[str], dict[str, str]]:
-    """The command line of `RIGHT` whose turn it is, and variables; all of it is right."""
+    """A valid command line, the next one of `RIGHT`, and environment variables."""
     line, options = RIGHT[turn % len(RIGHT)]
     more = [option for option in options if random_.random() < 0.3]
     random_.shuffle(more)
@@ -305,7 +306,7 @@ def draw_right(random_: random.Random, turn: int) -> tuple[list[str], dict[str, 
 
 
 def draw(random_: random.Random) -> tuple[list[str], dict[str, str]]:
-    """A command line, right but for up to three options, and variables."""
+    """A command line, valid except for up to three options, and environment variables."""
     start = random_.choice(list(COMMANDS))
     numbers, names, others = COMMANDS[start]
     arguments = list(start)
@@ -335,14 +336,14 @@ def draw(random_: random.Random) -> tuple[list[str], dict[str, str]]:
 
 
 def _values_of(option: str) -> tuple[str, ...]:
-    """Those of an option that takes neither a number nor a name."""
+    """The values to draw for an option that takes neither a number nor a name."""
     if "shape" in option:
         return SHAPES
     return {"--grid": GRIDS, "--log": LOGS}.get(option, NAMES)
 
 
 def run_case(arguments: list[str], environment: dict[str, str]) -> dict[str, Any]:
-    """What became of it: status (None: it took too long), output, errors, and what it left."""
+    """Runs a case; returns its status (None: timeout), output and errors."""
     began = time.monotonic()
     child = os.fork()
     if child == 0:
@@ -381,7 +382,7 @@ def run_case(arguments: list[str], environment: dict[str, str]) -> dict[str, Any
 
 
 def _end_group(group: int) -> bool:
-    """Whether any process of the case was still there; it is not any more."""
+    """Kills the processes of the case; returns whether there were any."""
     try:
         os.killpg(group, signal.SIGKILL)
     except ProcessLookupError:
@@ -390,8 +391,8 @@ def _end_group(group: int) -> bool:
 
 
 def main() -> None:
-    """As the module's text says."""
-    # What most commands load of others, so that not every case takes the time to load it.
+    """Runs the cases as the module's docstring says."""
+    # Modules that most commands load; loading them here saves each case the time.
     import matplotlib.figure  # noqa: F401
     import rich.progress  # noqa: F401
     import torch.distributed.checkpoint

@@ -1,4 +1,4 @@
-"""The trainer as a user starts it: as a command, with what it printed."""
+"""Starts the trainer as a user does, as a command, and captures its output."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from limits import HANG_SECONDS
 ROOT = Path(__file__).resolve().parents[2]
 AXONN = (sys.executable, "-m", "axonn_ext")
 
-# A model that learns something in a few steps and starts in no time.
+# A model that starts at once and learns something in a few steps.
 SMALL = {
     "model.hidden_size": 32,
     "model.num_layers": 2,
@@ -44,7 +44,7 @@ class Finished:
 
 
 def torchrun(num_processes: int) -> tuple[str, ...]:
-    """The start of a torchrun command, on a port of its own."""
+    """The start of a torchrun command, on its own port."""
     launcher = (
         sys.executable,
         "-m",
@@ -62,9 +62,9 @@ def small(**overrides: object) -> list[str]:
 
 
 def start(command: Sequence[str], *, output: Path) -> subprocess.Popen[bytes]:
-    """Starts a command from the root of the checkout, its output going to a file.
+    """Starts a command in the root of the checkout, with its output in a file.
 
-    It does not inherit that signals are ignored, as they are behind nohup or in the background.
+    It resets signals that this process ignores, e.g. under nohup or in the background.
     """
     with output.open("wb") as stream:
         return subprocess.Popen(
@@ -79,7 +79,7 @@ def _heed_signals() -> None:
 
 
 def run(command: Sequence[str]) -> Finished:
-    """Runs a command from the root of the checkout to its end."""
+    """Runs a command in the root of the checkout, and waits for its end."""
     done = subprocess.run(
         list(command), cwd=ROOT, env=environment(), stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT, text=True, timeout=HANG_SECONDS,
@@ -88,7 +88,7 @@ def run(command: Sequence[str]) -> Finished:
 
 
 def wait_until(condition: Callable[[], bool], what: str) -> None:
-    """Waits for a condition; fails, saying for what, when it does not come."""
+    """Waits for a condition; fails after HANG_SECONDS, with `what` in the message."""
     deadline = time.monotonic() + HANG_SECONDS
     while not condition():
         assert time.monotonic() < deadline, f"waited {HANG_SECONDS} s for {what}"
@@ -96,9 +96,9 @@ def wait_until(condition: Callable[[], bool], what: str) -> None:
 
 
 def processes_with(argument: str) -> dict[int, int]:
-    """pid -> rank of the running worker processes that have `argument` on their command line.
+    """pid -> rank of the running worker processes with `argument` on their command line.
 
-    Ranks that `axonn-ext` starts are forks of it, in order, with its command line and environment.
+    `axonn-ext` forks its ranks in order, so they have its command line and environment.
     """
     found: dict[int, int] = {}
     for entry in Path("/proc").glob("[0-9]*"):
@@ -121,7 +121,7 @@ def processes_with(argument: str) -> dict[int, int]:
 
 
 def workers_of(pid: int) -> list[int]:
-    """The processes that this one has started and that are still there."""
+    """The running child processes of this one."""
     try:
         text = Path(f"/proc/{pid}/task/{pid}/children").read_text()
     except OSError:
@@ -134,12 +134,12 @@ def _texts(entry: Path, file: str) -> list[str]:
 
 
 def running() -> list[int]:
-    """The processes that there are."""
+    """The pids of all running processes."""
     return [int(entry.name) for entry in Path("/proc").glob("[0-9]*")]
 
 
 def shared_segments(pids: Iterable[int]) -> set[str]:
-    """The segments of symmetric memory (device and inode) that these processes map or hold open."""
+    """The symmetric memory segments (device and inode) that these processes map or hold open."""
     found = set()
     for entry in (Path(f"/proc/{pid}") for pid in pids):
         try:
@@ -157,7 +157,7 @@ def shared_segments(pids: Iterable[int]) -> set[str]:
 
 
 def environment() -> dict[str, str]:
-    """The variables of this process, without those that tell a process that torchrun started it."""
+    """The environment of this process, without the variables that torchrun sets."""
     launched = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR")
     return {
         name: value

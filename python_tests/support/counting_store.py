@@ -1,4 +1,4 @@
-"""Stores that count what they are asked, and what that costs, or that give no answer."""
+"""Stores that count their calls and bytes, or that never answer."""
 
 from __future__ import annotations
 
@@ -14,12 +14,13 @@ from limits import HANG_SECONDS
 
 
 class CountingStore(Store):
-    """Passes everything on to another store; its clones count with it.
+    """Passes everything on to another store, and counts; its clones share the counts.
 
-    A HashStore wakes all that wait for any key whenever one is set, which takes thousands of
-    threads minutes. With `events`, which all stores of a job share, a wait is for one of the key.
+    A HashStore wakes every waiting thread whenever any key is set; with thousands of threads, that
+    takes minutes. With `events`, which all stores of a job share, a thread waits for the event of
+    its key instead.
 
-    operations: calls so far, by name. num_bytes: of keys and values, both ways.
+    operations: calls so far, by name. num_bytes: bytes of keys and values, in both directions.
     """
 
     def __init__(
@@ -81,7 +82,7 @@ class CountingStore(Store):
 
 
 class SilentStore(CountingStore):
-    """A store whose host gives no answer until `silence` ends; then it is gone."""
+    """A store whose host does not answer until `silence` is set, and is gone afterwards."""
 
     def __init__(self, store: Store, silence: threading.Event) -> None:
         super().__init__(store)
@@ -96,7 +97,7 @@ class SilentStore(CountingStore):
 
 
 def _size(value: Any) -> int:
-    """Bytes of keys and values, whatever the number of digits that ranks and counts have."""
+    """The bytes of keys and values; every number counts as one digit."""
     if isinstance(value, bytes):
         value = value.decode()
     if isinstance(value, str):

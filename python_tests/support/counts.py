@@ -1,4 +1,4 @@
-"""How much a function does, as counts that do not depend on the processor."""
+"""Measures the work of a function by counts that do not depend on the processor."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from typing import Any
 
 
 def calls_of(function: Callable[[], object]) -> int:
-    """Calls of Python functions while this one runs, which takes twice as long as it would."""
+    """The number of Python calls that a function makes; counting doubles its time."""
     profile = cProfile.Profile(builtins=False)
     profile.runcall(function)
     return sum(entry.callcount for entry in profile.getstats())
 
 
 def lines_of(function: Callable[[], object]) -> int:
-    """Lines that are executed while this function runs: those of loops without a call, too."""
+    """The number of lines that a function executes; unlike calls, this also counts plain loops."""
     count = 0
 
     def trace(frame: FrameType, event: str, argument: object) -> Callable[..., Any]:

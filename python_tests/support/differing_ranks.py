@@ -1,8 +1,7 @@
-"""Random programs of ranks that may differ in one call, and what must come of them.
+"""Random programs of calls in which ranks may differ in one call, and the expected outcomes.
 
-A case is drawn from its seed alone, on every rank alike: a few calls that all ranks make, and one
-in which a rank may deviate. What ranks must agree on is stated here once more, without the ops'
-help.
+Every rank draws the same case from its seed: a few calls that all ranks make, and one in which a
+rank may deviate. This file states independently of the ops what ranks must agree on.
 """
 
 from __future__ import annotations
@@ -28,11 +27,11 @@ class CallSpec:
     """One call of one rank."""
 
     op: str
-    sizes: tuple[int, int, int]  # M, K, N: those of the shard in what is gathered
+    sizes: tuple[int, int, int]  # M, K, N; for a gathered matrix, the sizes of its shard
     dim: int
     dtype: torch.dtype
     algorithm: str
-    gradients: tuple[bool, bool]  # of the first and the second operand
+    gradients: tuple[bool, bool]  # whether the first and the second operand require gradients
     reduce_op: str = "sum"
     seed: int = 0
 
@@ -55,11 +54,11 @@ class CallSpec:
                 gradients = ()
         dim = self.dim if self.op not in ("all_reduce", "matmul_all_reduce") else 0
         if algorithm == "auto":
-            algorithm = "fused"  # on one host, while nothing is measured
+            algorithm = "fused"  # the choice on one host, without measurements
         return (self.op, shared, dim, self.dtype, algorithm, gradients)
 
     def shapes(self, world: int) -> list[tuple[int, int]]:
-        """Of this rank's operands."""
+        """The shapes of this rank's operands."""
         m, k, _ = self.sizes
         if self.op == "all_gather":
             return [(m, k)]
@@ -76,17 +75,17 @@ class CallSpec:
         return list(what.shapes(*whole, self.dim, world))
 
     def arguments(self) -> tuple[object, ...]:
-        """Between the tensors and the group."""
+        """The arguments between the tensors and the group."""
         if self.op == "matmul_all_reduce":
             return ()
         return (self.reduce_op,) if self.op == "all_reduce" else (self.dim,)
 
     def options(self) -> tuple[object, ...]:
-        """Behind the algorithm."""
+        """The arguments after the algorithm."""
         return (True,) if self.op == "matmul_all_reduce" else ()  # deterministic
 
     def operands(self, rank: int, world: int) -> list[Tensor]:
-        """This rank's, without history."""
+        """This rank's operands, without gradient history."""
         generator = torch.Generator().manual_seed(1000 * self.seed + rank)
         return [
             torch.randn(shape, generator=generator, dtype=torch.float64).to(self.dtype)
@@ -105,17 +104,17 @@ class Case:
     deviation: str
 
     def first_difference(self) -> int | None:
-        """The first call in which ranks differ; None: every rank's program is legal."""
+        """Index of the first call in which ranks differ; None: every rank's program is legal."""
         for i in range(len(self.programs[0])):
             if len({program[i].contract() for program in self.programs}) > 1:
                 return i
         return None
 
     def is_certain(self) -> bool:
-        """Whether it is settled what comes of it.
+        """Whether the outcome is determined.
 
-        Not where a rank alone asks what `auto` stands for: where others name an algorithm, or know
-        the answer for the size of their own operand.
+        It is not if a rank may ask alone what `auto` stands for, because the others name an
+        algorithm, or already know the answer for the size of their own operand.
         """
         for calls in zip(*self.programs, strict=True):
             automatic = {call.algorithm == "auto" for call in calls}
@@ -136,7 +135,7 @@ def draw_call(pick: random.Random, seed: int) -> CallSpec:
 
 
 def deviate(call: CallSpec, kind: str, pick: random.Random) -> CallSpec:
-    """The same call, but for one thing."""
+    """The same call with one change."""
     if kind == "dtype":
         return replace(call, dtype=pick.choice([d for d in DTYPES if d != call.dtype]))
     if kind == "shape":
@@ -160,7 +159,7 @@ def draw_case(seed: int) -> Case:
     pick = random.Random(seed)
     world = pick.choice((2, 3, 4))
     calls = [draw_call(pick, 10 * seed + i) for i in range(pick.choice((1, 2, 3)))]
-    calls += calls[: pick.choice((0, 1, 2))]  # signatures that are known already
+    calls += calls[: pick.choice((0, 1, 2))]  # repeats known signatures
     deviation = pick.choice(DEVIATIONS)
     odd, at = pick.randrange(world), pick.randrange(len(calls))
     programs = [list(calls) for _ in range(world)]
@@ -179,7 +178,7 @@ def draw_case(seed: int) -> Case:
 
 
 def results_of_all(calls: list[CallSpec], operands: list[list[Tensor]]) -> list[Tensor]:
-    """Every rank's result of a legal call."""
+    """The results of a legal call on all ranks."""
     call, world = calls[0], len(calls)
     first = [tensors[0] for tensors in operands]
     if call.op == "all_gather":
@@ -198,14 +197,14 @@ def shares(whole: Tensor, dim: int, world: int) -> list[Tensor]:
 
 
 def cotangent(call: CallSpec, like: Tensor, rank: int) -> Tensor:
-    """Of this rank's result; that of matmul_all_reduce is by convention the same on all."""
+    """The cotangent of this rank's result; for matmul_all_reduce, the same on all ranks."""
     seed = 0 if call.op == "matmul_all_reduce" else 1000 * call.seed + rank
     generator = torch.Generator().manual_seed(7 + seed)
     return torch.randn(like.shape, generator=generator, dtype=torch.float64).to(call.dtype)
 
 
 def expected(calls: list[CallSpec], rank: int, *, backward: bool) -> tuple[Tensor, list[Tensor]]:
-    """This rank's result, and the gradients of those operands that need one."""
+    """This rank's result, and the gradients of the operands that require one."""
     world = len(calls)
     operands = [[t.double() for t in c.operands(r, world)] for r, c in enumerate(calls)]
     needs = [needed for needed, _ in zip(calls[rank].gradients, operands[rank], strict=False)]

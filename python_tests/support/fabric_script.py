@@ -1,4 +1,4 @@
-"""Fabric's minimal training script. Only the strategy, and its sizes, differ between runs."""
+"""Fabric's minimal training script; only the strategy and its sizes differ between runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Substitutes for the compiled NCCL communicators, whose collectives go over c10d's groups."""
+"""Substitutes for the compiled NCCL communicators that run collectives on c10d's groups."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ class FakeWork:
 
 @dataclass
 class FakeCommunicator:
-    """Calls `look` with the name of each call, and refuses what the compiled class refuses.
+    """Calls `look` with the name of each call, and asserts what the compiled class requires.
 
-    Traces do not see its calls of c10d, as they do not see what the compiled class does.
+    Its c10d calls do not appear in traces, just like those of the compiled class.
     """
 
     group: dist.ProcessGroup
@@ -57,7 +57,7 @@ class FakeCommunicator:
 
 @dataclass
 class FakeCommunicators:
-    """Of the groups by axis. failure: what every call raises once it is set."""
+    """The communicators of the groups, by axis. failure: if set, every call raises this error."""
 
     groups: dict[str, dist.ProcessGroup]
     look: Callable[[str], None] = lambda call: None
@@ -65,7 +65,7 @@ class FakeCommunicators:
 
     def axis(self, name: str) -> FakeCommunicator:
         def look(call: str) -> None:
-            if call != "wait":  # a stream can always be made to wait
+            if call != "wait":  # making a stream wait cannot fail
                 self.check()
             self.look(call)
 
@@ -78,7 +78,7 @@ class FakeCommunicators:
 
 @dataclass
 class FakeLibrary:
-    """The compiled module: its NCCL, and what its communicators were made with."""
+    """The compiled module: its NCCL version, and the arguments of its communicators."""
 
     nccl: str = "2.27.3"
     made: list[tuple[str, Sequence[Any], dict[str, Any]]] = field(default_factory=list)

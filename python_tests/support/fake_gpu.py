@@ -1,7 +1,7 @@
-"""A GPU for messages whose streams are threads of the CPU, and whose transfers go over gloo.
+"""A fake GPU for pipeline messages; its streams are CPU threads, its transfers go over gloo.
 
-A stream runs what it is given in its order while the host goes on, as a GPU's does. A transfer that
-cannot end keeps its stream, also where gloo has found out that the neighbour is gone.
+Like a GPU's, a stream runs its work in order while the host continues. A transfer that cannot end
+blocks its stream, even if gloo has noticed that the neighbour is gone.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ DEVICE = torch.device("cpu")
 class Stream:
     def __init__(self, device: object = None) -> None:
         self._work: queue.Queue[Callable[[], object]] = queue.Queue()
-        self._events: list[Event] = []  # that are not passed yet
+        self._events: list[Event] = []  # events not passed yet
         threading.Thread(target=self._run, daemon=True, name="fake stream").start()
 
     def run(self, work: Callable[[], object]) -> None:
@@ -39,7 +39,7 @@ class Stream:
         self.run(lambda: (self._events.remove(event), event.passed.set()))
 
     def abort(self) -> None:
-        """Passes all events without the work before them."""
+        """Marks all events as passed, without running the work before them."""
         for event in self._events:
             event.passed.set()
 
@@ -47,13 +47,13 @@ class Stream:
         try:
             while True:
                 self._work.get()()
-        except RuntimeError:  # the neighbour is gone, of which a GPU learns nothing
+        except RuntimeError:  # the neighbour is gone, which a GPU would not notice
             return
 
 
 class Event:
     def __init__(self, *, blocking: bool) -> None:
-        assert blocking  # else the thread that waits would keep a core busy
+        assert blocking  # otherwise the waiting thread would keep a core busy
         self.passed = threading.Event()
 
     def record(self, stream: Stream) -> None:
@@ -67,7 +67,7 @@ class Event:
 
 
 class Cuda:
-    """What messages use of torch.cuda. The current device and stream are each thread's own."""
+    """The parts of torch.cuda that messages use. Each thread has its own current device, stream."""
 
     Event = Event
 
@@ -98,9 +98,10 @@ class Cuda:
 
 @dataclass(frozen=True)
 class FakeGpu(Gpu):
-    """slow: the most seconds for which the GPU is behind its host at each event.
+    """A GPU with the fake streams.
 
-    blocks: whether the host waits for the end of a transfer that it starts, as for NCCL's first.
+    slow    maximum seconds by which the GPU lags behind the host at each event
+    blocks  whether starting a transfer blocks the host until it ends, as NCCL's first one does
     """
 
     device: torch.device = DEVICE
@@ -110,7 +111,7 @@ class FakeGpu(Gpu):
     blocks: bool = False
     begun: list[dist.Work] = field(default_factory=list)  # transfers
     ended: list[dist.Work] = field(default_factory=list)
-    used: list[torch.Size] = field(default_factory=list)  # what was taken
+    used: list[torch.Size] = field(default_factory=list)  # shapes of the tensors used
     aborted: list[dist.ProcessGroup] = field(default_factory=list)
 
     def mark(self) -> Event:
@@ -138,6 +139,6 @@ class FakeGpu(Gpu):
 
 @contextmanager
 def pipelines_on(gpu: FakeGpu) -> Iterator[None]:
-    """Makes pipelines take the CPU for this GPU."""
+    """Makes pipelines use this GPU in place of the CPU."""
     with mock.patch.object(pipeline, "gpu_of", lambda device: gpu):
         yield

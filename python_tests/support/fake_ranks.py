@@ -1,4 +1,4 @@
-"""Worlds that do not exist: one rank of a process group whose collectives do nothing."""
+"""Fake worlds: one rank of a process group whose collectives do nothing."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""A model, data and a plain loop, to which scripts of frameworks are compared.
+"""A model, data and a plain training loop, to compare the frameworks' scripts with.
 
-The scripts lie beside this file, so that they can import it wherever they are started.
+The scripts are in this folder, so that they can import this file from any working directory.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from torch.utils.data import TensorDataset
 from commands import Finished, run
 
 GLOBAL_BATCH, STEPS, EPOCHS, CLASSES = 16, 5, 2, 10
-LR, MAX_NORM = 0.1, 0.5  # with SGD, whose steps are as large as the gradients
+LR, MAX_NORM = 0.1, 0.5  # for SGD, whose steps are proportional to the gradients
 SUPPORT = Path(__file__).parent
 
 
 class Net(nn.Module):
-    """As the examples of both packages: a convolution, and Linears of which x=4 leaves one plain.
+    """Like the examples of both packages: a convolution and Linears, one of them plain for x=4.
 
-    The buffer counts forward passes, as that of a BatchNorm does.
+    The buffer counts forward passes, like a BatchNorm's.
     """
 
     def __init__(self) -> None:
@@ -55,7 +55,7 @@ def dataset(dtype: torch.dtype = torch.float64) -> TensorDataset:
 def plain_losses(
     orders: Sequence[Sequence[int]], *, accumulate: int = 1, clip: bool = False
 ) -> tuple[list[float], nn.Module, torch.optim.Optimizer]:
-    """One process without any framework. orders: of the samples, for each epoch."""
+    """Trains in one process without a framework. orders: the order of samples in each epoch."""
     torch.manual_seed(0)
     model = Net().double()
     optimizer = torch.optim.SGD(model.parameters(), lr=LR, momentum=0.9)
@@ -76,7 +76,7 @@ def plain_losses(
 
 
 def arguments() -> argparse.Namespace:
-    """What the scripts take."""
+    """The scripts' arguments."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--out", type=Path, required=True, help="a folder for losses and states")
     parser.add_argument("--grid", default="", help="like x=2,y=2; empty: the package's own way")
@@ -101,20 +101,20 @@ def maybe_fail(rank: int, step: int, failing_rank: int) -> None:
 
 
 def write_results(out: Path, losses: Sequence[float], model: nn.Module) -> None:
-    """The losses, and how many elements of the parameters a rank holds."""
+    """Writes the losses, and the number of parameter elements that a rank holds."""
     held = sum(p.numel() for p in model.parameters())
     (out / "results.json").write_text(json.dumps({"losses": list(losses), "held": held}))
 
 
 def read_results(out: Path, grid: str) -> list[float]:
-    """The losses. Asserts that a rank held its blocks alone."""
+    """The losses. Asserts that a rank held only its own blocks."""
     results = json.loads((out / "results.json").read_text())
     assert results["held"] == elements_held(**({"x": 1} | (sizes(grid) if grid else {})))
     return list(results["losses"])
 
 
 def elements_held(x: int, y: int = 1, z: int = 1, data: int = 1) -> int:
-    """Of a weight 1 / (x y z), of a bias 1 / x, and all of what stays plain."""
+    """Elements a rank holds: 1 / (x y z) of a weight, 1 / x of a bias, all of plain modules."""
     others = 4 * 9 + 4 + 2 * 32
     first = 32 * 4 * 36 // (x * y * z) + 32 // x
     is_4d = CLASSES % (x * z) == 0
@@ -123,7 +123,7 @@ def elements_held(x: int, y: int = 1, z: int = 1, data: int = 1) -> int:
 
 
 def start_script(name: str, num_processes: int, out: Path, *options: str) -> Finished:
-    """Runs a script under torchrun, or (num_processes=0) as a plain command."""
+    """Runs a script under torchrun, or as a plain command if num_processes is 0."""
     launcher = [
         "-m", "torch.distributed.run", "--standalone", "--local-addr=127.0.0.1",
         f"--nproc-per-node={num_processes}",

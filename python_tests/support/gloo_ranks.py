@@ -1,6 +1,6 @@
-"""Forks as many ranks as its argument says, and prints a line of JSON for each: its sockets.
+"""Forks the given number of ranks; each prints its numbers of sockets as a line of JSON.
 
-The ranks make a process group as `axonn-ext` does, and a Grid of x=2 ranks; then the last one ends,
+The ranks make a process group as `axonn-ext` does, and a Grid with x=2. Then the last rank ends,
 and the others call an all-reduce.
 """
 
@@ -21,13 +21,13 @@ from axonn_ext.ranks.launch.process import process_group
 
 
 def num_sockets() -> int:
-    """How many sockets this process has open."""
+    """The number of open sockets of this process."""
     fds = [f"/proc/self/fd/{fd}" for fd in os.listdir("/proc/self/fd")]
     return sum(os.path.exists(fd) and os.readlink(fd).startswith("socket:") for fd in fds)
 
 
 def start(rank: int, size: int, store_file: str) -> dict[str, object]:
-    """What a rank says of itself: the sockets of its world, those of the grid, and an error."""
+    """A rank's report: the number of sockets for its world and its grid, and any error."""
     said: dict[str, object] = {"rank": rank}
     store, before = dist.FileStore(store_file, size), num_sockets()
     try:

@@ -1,4 +1,4 @@
-"""Goldfish loss in whole numbers of Python, as docs/memorization.md has it."""
+"""Goldfish loss in Python integers, as docs/memorization.md defines it."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def drops(row: Sequence[int], documents: Sequence[int], place: int, goldfish: Go
 
 
 def labels_of(tokens: Tensor, goldfish: Goldfish, documents: Tensor | None = None) -> Tensor:
-    """The labels [.., S] of tokens [.., S + 1], one after the other."""
+    """The labels [.., S] of tokens [.., S + 1], computed one at a time."""
     length = tokens.shape[-1]
     numbers = torch.zeros_like(tokens) if documents is None else documents
     rows = zip(

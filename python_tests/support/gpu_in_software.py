@@ -1,4 +1,4 @@
-"""What tests ask of the GPU in software (docs/emulate_torch.md), and of no other."""
+"""Functions that only the GPU in software has (docs/emulate_torch.md), for tests."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ NCCL_SYSTEM_ERROR, NCCL_REMOTE_ERROR = 2, 6
 
 
 def fail(function: str, error: int, *, skipped: int = 0) -> None:
-    """The call of this function of CUDA or NCCL, behind so many others, returns an error."""
+    """Makes a call of this CUDA or NCCL function return an error, after `skipped` more calls."""
     _PROCESS.gpu_machine_fail(function.encode(), error, skipped)
 
 
 def calls_of(function: str) -> int:
-    """How often this process has called it."""
+    """The number of calls of this function in this process."""
     return int(_PROCESS.gpu_machine_calls(function.encode()))
 
 
 def counted(function: str, call: Callable[[], object]) -> int:
-    """How often `call` calls it."""
+    """The number of times `call` calls this function."""
     before = calls_of(function)
     call()
     return calls_of(function) - before

@@ -1,4 +1,4 @@
-"""Grids for tests, and how close to a reference is close enough, as `axonn-ext verify` has them."""
+"""Grids for tests, and the error bounds of `axonn-ext verify`."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ T = TypeVar("T")
 
 @functools.cache
 def grid_of(shape: GridShape) -> Grid:
-    """The grid of that shape in this process, made once: groups cost milliseconds.
+    """The grid of this shape in this process, cached because making groups takes milliseconds.
 
-    WorkerPool.renew_groups forgets them.
+    WorkerPool.renew_groups clears the cache.
     """
     return Grid(**shape.as_dict())
 
 
 def turns(shapes: list[T], number: int) -> list[T]:
-    """Half of more than four. A kind of case with even and odd numbers has all of them."""
+    """Half of the shapes, if more than four; even and odd cases together cover all."""
     return shapes[number % 2 :: 2] if len(shapes) > 4 else shapes
 
 
 def every_grid() -> list[Grid]:
-    """Of the world's ranks."""
+    """Every grid of the world's ranks."""
     return [grid_of(shape) for shape in factorisations(dist.get_world_size())]

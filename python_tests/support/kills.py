@@ -15,10 +15,10 @@ from pathlib import Path
 from commands import workers_of
 from limits import HANG_SECONDS
 
-# Fixed algorithms: those of "auto" may be chosen anew at each start, and sum in another order.
+# A fixed algorithm: "auto" may choose another at each start, which may sum in another order.
 COMMON = (
     *("--parallel.algorithm", "sequential", "--train.eval_interval", "0"),
-    *("--optim.final_lr_fraction", "1"),  # the rate does not depend on train.steps
+    *("--optim.final_lr_fraction", "1"),  # so that the learning rate does not depend on train.steps
     *("--model.hidden_size", "128", "--model.num_layers", "2", "--model.num_heads", "4"),
     *("--model.sequence_length", "32", "--train.batch_size", "8"),
 )
@@ -31,7 +31,7 @@ def command(folder: Path, *options: str) -> list[str]:
 
 
 def losses(folder: Path) -> dict[int, float]:
-    """The loss of each step; none before the run has a folder."""
+    """The loss of each step; empty before the run has a folder."""
     path = folder / "metrics.jsonl"
     lines = path.read_text().splitlines() if path.is_file() else []
     found = {}
@@ -39,16 +39,16 @@ def losses(folder: Path) -> dict[int, float]:
         try:
             values = json.loads(line)
         except ValueError:
-            continue  # the job was killed while it wrote the line
+            continue  # the job was killed while writing this line
         if "loss" in values:
             found[values["step"]] = values["loss"]
     return found
 
 
 def limit_files() -> None:
-    """Lets no file become as large as a rank's part of a checkpoint, as if the disk were full.
+    """Limits files to less than a rank's part of a checkpoint, as if the disk were full.
 
-    The metrics of some thousand steps are smaller.
+    The metrics of a few thousand steps still fit.
     """
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (2_000_000, 2_000_000))
@@ -57,7 +57,7 @@ def limit_files() -> None:
 def run_until_killed(
     folder: Path, options: tuple[str, ...], draw: random.Random, *, steps: int, disk_full: bool
 ) -> tuple[bool, str]:
-    """Starts the job, and kills a rank a random time after so many steps; (done, output)."""
+    """Starts the job, and kills a rank a random time after `steps` steps; (done, output)."""
     job = subprocess.Popen(
         command(folder, *options), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
         preexec_fn=limit_files if disk_full else None,

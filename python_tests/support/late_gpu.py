@@ -1,4 +1,4 @@
-"""A substitute for torch.cuda whose streams copy late, each in a thread of its own."""
+"""A substitute for torch.cuda whose streams copy late, each in its own thread."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from limits import HANG_SECONDS
 
 
 class Event:
-    """Is done when its stream has come to it."""
+    """Is done when its stream reaches it."""
 
     def __init__(self, blocking: bool = False) -> None:
         self._done = threading.Event()
@@ -31,7 +31,7 @@ class Event:
 
 
 class Stream:
-    """Does what it is given in order, a little later each time."""
+    """Runs its work in order, each piece after a short random delay."""
 
     def __init__(self, device: object = None) -> None:
         self._work: queue.Queue[Callable[[], Any]] = queue.Queue()
@@ -54,17 +54,17 @@ class Stream:
 
 
 class Program(Stream):
-    """The stream of the program itself: the CPU, which does everything at once."""
+    """The program's own stream, the CPU, which runs its work immediately."""
 
     def __init__(self) -> None:
-        """Has no thread."""
+        """Starts no thread."""
 
     def do(self, work: Callable[[], Any]) -> None:
         work()
 
 
 class _Copies(TorchFunctionMode):
-    """Lets a stream do copies that need not be waited for."""
+    """Redirects non-blocking copies to a stream."""
 
     def __init__(self, stream: Stream) -> None:
         super().__init__()
@@ -81,7 +81,7 @@ class _Copies(TorchFunctionMode):
 
 
 class Gpu:
-    """What a StreamCrossing uses of torch.cuda."""
+    """The parts of torch.cuda that a StreamCrossing uses."""
 
     Stream, Event = Stream, Event
 

@@ -1,4 +1,4 @@
-"""The addresses at which processes listen, as Linux tells them."""
+"""The addresses on which processes listen, from Linux's /proc."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
-LISTEN = "0A"  # a state of include/net/tcp_states.h
+LISTEN = "0A"  # TCP_LISTEN in include/net/tcp_states.h
 
 
 def family(pid: int) -> set[int]:
-    """The process, and all that it and they have started and that still run."""
+    """The pids of a process and its running descendants."""
     found, new = set[int](), {pid}
     while new:
         found |= new
@@ -22,7 +22,7 @@ def family(pid: int) -> set[int]:
 
 
 def listeners(pids: Iterable[int]) -> dict[int, set[str]]:
-    """The address and port of each TCP socket and the name of each abstract Unix socket, by pid."""
+    """By pid: address and port of each listening TCP socket, names of abstract Unix sockets."""
     return {pid: found for pid in sorted(pids) if (found := _listens(pid))}
 
 
@@ -62,7 +62,7 @@ def _lines(pid: int, kind: str) -> list[str]:
 
 
 def _address(text: str) -> str:
-    """The address that the kernel writes as hexadecimal words in its own byte order."""
+    """The address, which the kernel writes as hexadecimal words in native byte order."""
     words = [int(text[i : i + 8], 16) for i in range(0, len(text), 8)]
     packed = struct.pack(f"={len(words)}I", *words)
     return socket.inet_ntop(socket.AF_INET if len(words) == 1 else socket.AF_INET6, packed)

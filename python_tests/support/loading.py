@@ -1,4 +1,4 @@
-"""Loads programs that are in no package: those of tools/, and setup.py."""
+"""Loads programs outside of packages: those of tools/, and setup.py."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def load(path: str) -> ModuleType:
-    """The program, by its path in the repository, as a module."""
+    """Loads a program by its path in the repository, as a module."""
     return load_all(path)[Path(path).stem]
 
 
 def load_all(path: str) -> dict[str, ModuleType]:
-    """By name the program and the modules beside other programs that it imports.
+    """Loads a program; returns it and the repository's modules that it imports, by name.
 
-    sys.path and sys.modules are then as they were: another load has modules of its own.
+    Restores sys.path and sys.modules, so that another load gets new modules.
     """
     spec = importlib.util.spec_from_file_location(Path(path).stem, ROOT / path)
     assert spec is not None and spec.loader is not None
     program = importlib.util.module_from_spec(spec)
     before = dict(sys.modules)
     with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str((ROOT / path).parent))  # as for a program
-        patch.setitem(sys.modules, spec.name, program)  # where dataclasses look annotations up
+        patch.syspath_prepend(str((ROOT / path).parent))  # as Python does for a program
+        patch.setitem(sys.modules, spec.name, program)  # dataclasses look up annotations there
         try:
             spec.loader.exec_module(program)
         finally:

@@ -1,4 +1,4 @@
-"""Rows of logits with labels, and how far their loss and gradient are from those in float64."""
+"""Rows of logits with labels, and the errors of loss and gradient compared with float64."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from axonn_ext.nn.loss import IGNORE_INDEX
 
 axonn = torch.ops.axonn
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
-# Rows and columns: one, odd, around vectors of 16 lanes and blocks of 2048, empty.
+# (rows, columns): one, odd, near multiples of 16 (vector lanes) and of 2048 (blocks), empty.
 SHAPES = [(1, 1), (3, 5), (7, 33), (2, 16), (5, 2047), (2, 2049), (3, 5003), (0, 7)]
 KINDS = ("random", "large", "infinite", "equal")
 
 
 def make_logits(rows: int, columns: int, dtype: torch.dtype, kind: str) -> Tensor:
-    """Random logits; "large": of some 10^4; "infinite": a third are -inf; "equal": all are."""
+    """Random logits; "large": about 10^4; "infinite": a third are -inf; "equal": all equal."""
     generator = torch.Generator().manual_seed(rows * 7919 + columns)
     logits = 3 * torch.randn(rows, columns, generator=generator, dtype=torch.float64)
     if kind == "large":
@@ -31,7 +31,7 @@ def make_logits(rows: int, columns: int, dtype: torch.dtype, kind: str) -> Tenso
 
 
 def make_labels(logits: Tensor) -> Tensor:
-    """Of columns that are not -inf; every third row has none."""
+    """Labels whose logits are finite; every third row has none."""
     rows, columns = logits.shape
     generator = torch.Generator().manual_seed(rows + columns)
     labels = torch.randint(columns, (rows,), generator=generator)
@@ -42,7 +42,7 @@ def make_labels(logits: Tensor) -> Tensor:
 
 
 def reference(logits: Tensor, labels: Tensor, dy: Tensor) -> tuple[Tensor, Tensor]:
-    """torch's losses in float64, and their gradient."""
+    """torch's losses in float64, and the gradient of the logits."""
     wide = logits.detach().to(torch.float64, copy=True).requires_grad_()
     losses = functional.cross_entropy(wide, labels.long(), reduction="none")
     (gradient,) = torch.autograd.grad(losses, wide, dy.double())
@@ -52,13 +52,14 @@ def reference(logits: Tensor, labels: Tensor, dy: Tensor) -> tuple[Tensor, Tenso
 def failures(
     got: tuple[Tensor, Tensor], want: tuple[Tensor, Tensor], dy: Tensor, *, spread: float
 ) -> list[str]:
-    """What of (losses, gradient) rounding does not explain. spread: the largest difference between
-    two finite logits of a row.
+    """Errors of (losses, gradient) that rounding does not explain.
 
-    An exponential's argument is rounded to within `spread` ulps, which moves a probability p by
-    p |log p| of them, and so by at most one; sums of blocks and exp itself take a few more. The
-    gradient is rounded once more, to its own dtype, half an ulp of the value or of the smallest
-    normal number. A loss is the difference of two logits and a logarithm.
+    spread: the largest difference between two finite logits of a row.
+
+    The argument of an exponential is rounded to within `spread` ulps, which moves a probability p
+    by p |log p| ulps, so by at most one. The sums of blocks and exp itself add a few more. The
+    gradient is then rounded to its own dtype, by half an ulp of the value or of the smallest normal
+    number. A loss is the difference of two logits and a logarithm.
     """
     losses, gradient = got
     unit = torch.finfo(losses.dtype).eps
@@ -83,7 +84,7 @@ def spread_of(logits: Tensor) -> float:
 
 
 def op_failures(device: str, dtype: torch.dtype, *, in_place: bool) -> list[str]:
-    """Of the two ops on one rank, for all shapes and kinds."""
+    """The failures of the two ops on one rank, for all shapes and kinds."""
     found = []
     for rows, columns in SHAPES:
         for kind in KINDS:

@@ -1,6 +1,6 @@
-"""What tests know of the matmul ops without their help: what crosses ranks, and the fused bits.
+"""Independent facts about the matmul ops: their communication, and the bits of "fused".
 
-What the ops compute, in float64, is in axonn_ext.verify.ranks.
+axonn_ext.verify.ranks has their results in float64.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ def in_order(addends: list[Tensor]) -> Tensor:
 
 
 def sum_of_products(lefts: list[Tensor], rights: list[Tensor], gathered: int) -> Tensor:
-    """sum_i lefts[i] @ rights[i] as the ops make it where the inner dimension comes in parts.
+    """sum_i lefts[i] @ rights[i] as the ops compute it if the inner dimension arrives in parts.
 
-    gathered: elements of the whole factor that is gathered. The parts are joined for bfloat16 and
-    float16, and where copying them costs less than adding to the product once more for each.
+    gathered: number of elements of the whole gathered factor. The ops concatenate the parts for
+    bfloat16 and float16, and if copying them costs less than adding each part to the product.
     """
     product = lefts[0].shape[0] * rights[0].shape[1]
     if lefts[0].dtype in LOW_PRECISION or 2 * gathered // len(lefts) < 2 * product:
@@ -43,7 +43,7 @@ def sum_of_products(lefts: list[Tensor], rights: list[Tensor], gathered: int) ->
 def all_gather_matmul(inputs: list[tuple[Tensor, ...]], rank: int, dim: int) -> Tensor:
     shards, b, world = [a for a, _ in inputs], inputs[rank][1], len(inputs)
     if dim == 0:
-        if 2 * shards[0].numel() < b.numel():  # copying a part costs less than packing b once more
+        if 2 * shards[0].numel() < b.numel():  # copying a part costs less than packing b again
             return torch.cat(shards) @ b
         return torch.cat([shard @ b for shard in shards])
     return sum_of_products(shards, list(b.chunk(world, 0)), world * shards[0].numel())
@@ -59,7 +59,7 @@ def matmul_all_gather_rhs(inputs: list[tuple[Tensor, ...]], rank: int, dim: int)
 
 
 def rows_of_product(a: Tensor, b: Tensor, world: int) -> list[Tensor]:
-    """Every rank's rows of a @ b, multiplied one by one if they are many, as tensor_split cuts."""
+    """Every rank's rows of a @ b, split as by tensor_split; with many rows, one matmul per rank."""
     if a.shape[0] < world * 512:
         return list((a @ b).tensor_split(world))
     return [rows @ b for rows in a.tensor_split(world)]
@@ -81,12 +81,12 @@ def matmul_all_reduce(inputs: list[tuple[Tensor, ...]], rank: int) -> Tensor:
 
 @dataclass(frozen=True)
 class Facts:
-    """What crosses ranks in an op.
+    """The communication of an op.
 
-    moved   the sizes of the whole matrix that is gathered or summed, of M, K and N; ranks must
+    moved   two of M, K and N: the sizes of the whole matrix that is gathered or summed; ranks must
             agree on them
-    issued  the collectives of forward, then those of da and of db; ranks must agree on the
-            gradients that they need if these take any
+    issued  the collectives of forward, of da and of db; if the gradients need any, ranks must agree
+            on which gradients they compute
     fused   the fixed-order reference of "fused"
     """
 
@@ -105,6 +105,6 @@ MATMULS = {
 
 
 def sizes_moved(op: str, m: int, k: int, n: int) -> tuple[int, ...]:
-    """Those of M, K and N that `moved` names."""
+    """The sizes that `moved` names, among M, K and N."""
     sizes = {"M": m, "K": k, "N": n}
     return tuple(sizes[letter] for letter in MATMULS[op].moved)

@@ -1,4 +1,4 @@
-"""How much memory a process of a test has."""
+"""Measures the memory of a process."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MIB = 1 << 20
 
 
 def anonymous_bytes() -> int:
-    """This process's own memory: without files that are mapped, and without shared memory."""
+    """This process's private memory, without mapped files and shared memory."""
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith("RssAnon:"):
             return int(line.split()[1]) * 1024
@@ -21,11 +21,11 @@ def anonymous_bytes() -> int:
 
 
 def peaks_beside_threads(call: Callable[[], object]) -> tuple[int, int]:
-    """Returns the most bytes that a call holds at once: at least the first, at most the second.
+    """Returns a lower and an upper bound on the peak number of bytes that a call holds.
 
-    Torch's profiler does not see what threads of other libraries free. Gloo's drop the last
-    reference to a collective's tensors, say. Memory that nobody was seen to free counts in the
-    second number until its address is given out again, and not at all in the first one.
+    Torch's profiler does not see memory that threads of other libraries free. Gloo's threads, for
+    example, drop the last reference to a collective's tensors. Memory whose release was not seen
+    counts in the upper bound until its address is reused, and not at all in the lower one.
     """
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         call()
@@ -38,8 +38,8 @@ def peaks_beside_threads(call: Callable[[], object]) -> tuple[int, int]:
             fields = event.extra_fields
             changes.append((event.start_time_ns, fields.ptr, fields.alloc_size))
     changes.sort()
-    held: dict[int, tuple[int, int]] = {}  # address -> when it was taken, and its bytes
-    sure: list[tuple[int, int]] = []  # (when, change)
+    held: dict[int, tuple[int, int]] = {}  # address -> (time of allocation, bytes)
+    sure: list[tuple[int, int]] = []  # (time, change in bytes)
     now = most = 0
     for when, address, size in changes:
         taken, known = held.pop(address, (when, 0))

@@ -1,4 +1,4 @@
-"""Small transformers and a batch, which several tests train."""
+"""Small transformers and a batch, used by several tests."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ CONFIGS = {
     "qwen3-wide": dataclasses.replace(LLAMA, family="qwen3", head_size=8),
     "llama-tied": dataclasses.replace(LLAMA, tie_embeddings=True),
     "gpt2-untied": dataclasses.replace(GPT2, tie_embeddings=False),
-    # Vocabularies that no grid divides: they have rows of padding.
+    # No grid divides these vocabularies, so they are padded.
     "gpt2-odd": dataclasses.replace(GPT2, vocab_size=67),
     "llama-odd": dataclasses.replace(LLAMA, vocab_size=131),
 }
@@ -36,7 +36,9 @@ BATCH, LENGTH, MAX_NORM = 8, 8, 0.05
 
 
 def sampled(names: Iterable[str], world_sizes: Collection[int]) -> list[object]:
-    """Pairs for pytest. On more than two ranks, models that differ little are slow tests."""
+    """Parameters (name, world size) for pytest. With more than two ranks, all models but those of
+    SAMPLE are slow tests.
+    """
     return [
         pytest.param(
             name, world_size,
@@ -48,7 +50,7 @@ def sampled(names: Iterable[str], world_sizes: Collection[int]) -> list[object]:
 
 
 def random_batch() -> tuple[torch.Tensor, torch.Tensor]:
-    """Every fourth label missing, unevenly, so that a mean of means would be wrong."""
+    """Token ids and labels; random labels are missing, so that a mean of means would be wrong."""
     generator = torch.Generator().manual_seed(5)
     ids = torch.randint(64, (BATCH, LENGTH), generator=generator)
     labels = torch.randint(64, (BATCH, LENGTH), generator=generator)

@@ -1,4 +1,4 @@
-"""Groups of a name that another group has had, as where a process joins a new world."""
+"""Groups that reuse the name of an earlier group, as when a process joins a new world."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import torch.distributed as dist
 
 @contextlib.contextmanager
 def group_named(name: str, attempt: int, *, description: str = "undefined") -> Iterator[str]:
-    """A group of that name with the keys, in the store, of every other one of that name.
+    """A group of this name, which shares its keys in the store with all others of the name.
 
-    gloo would trip over them if it were given them.
+    Only gloo gets a separate prefix, as it would trip over the old keys.
     """
     c10d = dist.distributed_c10d
     store, rank, size = c10d._get_default_store(), dist.get_rank(), dist.get_world_size()

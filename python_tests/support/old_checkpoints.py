@@ -1,4 +1,4 @@
-"""Checkpoints as earlier versions wrote them: a manifest that lists all blocks and checksums."""
+"""Checkpoints in the old format, whose manifest lists all blocks and checksums."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from axonn_ext.checkpoint.reading import read_manifest
 
 
 def tamper(folder: Path, change: Callable[[dict], object], file: str = MANIFEST) -> None:
-    """Changes a manifest or an index, and makes its checksum right again."""
+    """Changes a manifest or an index, and updates its checksum."""
     kind = "checkpoint" if file == MANIFEST else "index"
     body = json.loads((folder / file).read_text())[kind]
     change(body)
@@ -26,7 +26,7 @@ def rewrite(path: Path, kind: str, body: dict[str, Any]) -> None:
 
 
 def as_format_2(folder: Path) -> None:
-    """Makes a checkpoint one of format 2, in its place."""
+    """Converts a checkpoint to format 2, in place."""
     manifest = read_manifest(folder)
     body = json.loads((folder / MANIFEST).read_text())["checkpoint"]
     indexes = {name: manifest.index(folder, name) for name in manifest.files}

@@ -1,4 +1,4 @@
-"""The shapes that the documentation of the ops states, as numbers."""
+"""Evaluates the shapes in the documentation of the ops."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from axonn_ext.ops.spec import OpSpec
 
 @dataclass(frozen=True)
 class Shapes:
-    """A line of `OpSpec.shapes`: the arguments that it sets, and the shape of every tensor."""
+    """A line of `OpSpec.shapes`, evaluated: its arguments, and the shape of every tensor."""
 
     arguments: dict[str, object]
     tensors: dict[str, tuple[int, ...]]
 
 
 def documented_shapes(spec: OpSpec, sizes: Mapping[str, int]) -> list[Shapes]:
-    """Every line, with the sizes in place of letters, each of which its divisor must divide."""
+    """Every line, with letters replaced by sizes; divisors must divide the sizes evenly."""
     return [_read(line, sizes) for line in spec.shapes]
 
 

@@ -1,4 +1,4 @@
-"""Training runs in fp16 in which single ranks overflow at chosen steps, and what each rank saw."""
+"""fp16 training runs in which one rank overflows at chosen steps, and what each rank observes."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ from grids import grid_of
 
 @dataclass
 class Seen:
-    """What a rank saw of a run.
+    """A rank's observations of a run.
 
     scales: the loss scale of each step. skipped: the steps, from 1, that changed no weight.
-    finite_skipped: those of them in which this rank's own gradients were finite before the sums.
+    finite_skipped: the skipped steps in which this rank's gradients were finite before the sums.
     """
 
     scales: list[float] = field(default_factory=list)
@@ -53,10 +53,10 @@ class Seen:
 
 
 class Overflowing:
-    """A model of which one rank's gradients overflow at some steps: those of `ranks`, from 1.
+    """A model whose gradients overflow on one rank at some steps. ranks: step, from 1 -> rank.
 
-    Without stages the rank's loss is scaled by so much that they overflow by themselves, behind all
-    the sums of the step; with stages one element of one gradient becomes infinite.
+    Without pipeline stages, the rank's loss is scaled so much that its gradients overflow in the
+    backward pass. With stages, one element of one gradient is set to infinity.
     """
 
     def __init__(self, model: TrainedModel, grid: Grid, ranks: dict[int, int], seen: Seen) -> None:
@@ -92,7 +92,7 @@ class Overflowing:
         return loss
 
     def note_step(self) -> None:
-        """Notes whether the step before has changed weights."""
+        """Records whether the previous step changed any weight."""
         now = self._weights()
         if self._seen.scales and torch.equal(now, self._before):
             self._seen.skipped.append(len(self._seen.scales))
@@ -114,7 +114,7 @@ class Overflowing:
 def train_with_overflows(
     folder: Path, grid: str, ranks: dict[int, int], keys: dict[str, Any]
 ) -> Seen:
-    """Trains on all ranks of the world; returns what this one saw."""
+    """Trains on all ranks of the world; returns this rank's observations."""
     values = SMALL | {"train.dtype": "fp16"} | keys
     texts = tuple(Override(key, str(value).lower()) for key, value in values.items())
     config = load_config(None, grid=grid, overrides=texts)
@@ -139,14 +139,14 @@ def train_with_overflows(
 
 
 def random_overflows(*, count: int, steps: int, world_size: int, seed: int) -> dict[int, int]:
-    """Draws steps, from 2 on, and for each a rank."""
+    """Draws steps, from 2 on, and a rank for each."""
     pick = random.Random(seed)
     return {step: pick.randrange(world_size) for step in pick.sample(range(2, steps), count)}
 
 
 def expected_scales(overflows: dict[int, int], *, steps: int, first: float, window: int,
                     bounds: tuple[float, float]) -> list[float]:  # fmt: skip
-    """The scale of each step, by the words of the documentation."""
+    """The scale of each step, as documented."""
     scales, scale, clean = [], first, 0
     for step in range(1, steps + 1):
         scales.append(scale)

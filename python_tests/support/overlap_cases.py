@@ -1,4 +1,4 @@
-"""Training steps with overlap, at once, and without, compared bit by bit."""
+"""Training steps with overlap, with immediate waits, and without overlap, compared bit by bit."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def train(
 ) -> dict[str, Tensor]:
     """Losses, norms and weights of a few steps of plain gradient descent.
 
-    wait_at_once: every collective is waited for where it starts, so that nothing overlaps.
+    wait_at_once: wait for every collective as soon as it starts, so that nothing overlaps.
     """
     model = models.build(case.config, grid, case.parallel, seed=2, dtype=case.dtype)
     model.to(case.device)
@@ -59,7 +59,7 @@ def train(
 
 
 def backward(model: Any, grid: Grid, case: Case, orchestrator: Orchestrator | None) -> Tensor:
-    """All micro-batches of a step."""
+    """Runs forward and backward of all micro-batches of a step; returns the loss."""
     ids, labels = (grid.shard(t, {0: ("data", "z")}).to(case.device) for t in random_batch())
     num_labels = float((random_batch()[1] != -100).sum())
     total = torch.zeros((), dtype=case.dtype, device=case.device)
@@ -76,7 +76,7 @@ def backward(model: Any, grid: Grid, case: Case, orchestrator: Orchestrator | No
 
 
 def compare(shape: GridShape, case: Case) -> tuple[list[str], float]:
-    """What differs in any bit between overlap on and off, and the largest error against without."""
+    """Values that waiting at once changes in any bit, and the largest error against no overlap."""
     grid = grid_of(shape)
     overlap = dataclasses.replace(ON, communicators=case.communicators)
     on, off = (train(grid, case, overlap, wait_at_once=at_once) for at_once in (False, True))
@@ -90,7 +90,7 @@ LIMITS = {torch.float64: 1e-11, torch.float32: 2e-5, torch.bfloat16: 0.2}
 
 
 def diverge_on(device: str, shape: GridShape) -> tuple[str, str]:
-    """The errors of a step in which ranks of data issue different sums, and of the next."""
+    """The errors of a step in which ranks of data issue different sums, and of the next step."""
     grid = grid_of(shape)
     run = Orchestrator(linear(grid, "a").to(device))
     lane, what = run._lanes["data"], f"something of {grid.coords['data']}"

@@ -43,7 +43,7 @@ def config_of(name: str, layers: int) -> ModelConfig:
 
 
 def batches(seed: int = 5) -> tuple[torch.Tensor, torch.Tensor]:
-    """Token ids and labels [micro-batches, B, S]; labels are missing, unevenly."""
+    """Token ids and labels [micro-batches, B, S]; random labels are missing."""
     generator = torch.Generator().manual_seed(seed)
     shape = (MICRO_BATCHES, SEQUENCES, LENGTH)
     ids = torch.randint(64, shape, generator=generator)
@@ -54,14 +54,14 @@ def batches(seed: int = 5) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def own_batches(grid: Grid, seed: int = 5) -> list[MicroBatch]:
-    """Those of this rank's (data, z) group."""
+    """The micro-batches of this rank's (data, z) group."""
     own = {0: ("data", "z")}
     return [MicroBatch(grid.shard(ids, own), grid.shard(labels, own))
             for ids, labels in zip(*batches(seed), strict=True)]  # fmt: skip
 
 
 def reference(config: ModelConfig, state: dict[str, torch.Tensor], steps: int) -> dict[str, Any]:
-    """Loss, norm and clipped gradients of so many steps, of which gradients are added up."""
+    """Losses, norm and clipped gradients of `steps` steps, whose gradients accumulate."""
     model = PlainTransformer(config).double()
     model.load_state_dict(state)
     losses = []
@@ -87,7 +87,7 @@ def errors(
     config: ModelConfig, shape: GridShape, options: PipelineOptions,
     parallel: ParallelConfig | None = None, overlap: Overlap | None = None, steps: int = 1,
 ) -> dict[str, float]:  # fmt: skip
-    """Relative errors of the losses, the norm and every clipped gradient, and of an evaluation."""
+    """Relative errors of the losses, the norm, every clipped gradient, and an evaluation."""
     model = make(config, shape, options, parallel or ParallelConfig())
     want = reference(config, full_state_dict(model), steps)
     with Pipeline(model, model.grid, options, overlap=overlap) as pipeline:
@@ -109,7 +109,7 @@ def failures(
     name: str, layers: int, shapes: Sequence[GridShape], options: Sequence[str],
     parallel: ParallelConfig | None = None, overlap: Overlap | None = None, steps: int = 1,
 ) -> list[str]:  # fmt: skip
-    """What is further than 1e-11 from one process: in fp64 that is an error of the algorithm."""
+    """Values that differ by more than 1e-11 from one process; in fp64, not due to rounding."""
     config, found = config_of(name, layers), []
     for shape in shapes:
         for label in options:
@@ -126,7 +126,7 @@ def failures(
 
 
 def frozen_errors(options: PipelineOptions, frozen: Sequence[int]) -> dict[str, float]:
-    """Relative errors of the gradients that are left where some stages are frozen."""
+    """Relative errors of the loss and the remaining gradients if some stages are frozen."""
     model = make(config_of("gpt2-untied", 5), GridShape(pipe=4), options, ParallelConfig())
     want = reference(model.config, full_state_dict(model), 1)
     if model.grid.coords["pipe"] in frozen:
@@ -142,7 +142,7 @@ def frozen_errors(options: PipelineOptions, frozen: Sequence[int]) -> dict[str, 
 
 
 def state_is_kept(name: str, shape: GridShape, chunks: int) -> bool:
-    """Whether the whole state, changed and loaded, comes back from every stage."""
+    """Whether every stage returns the full state that was changed and loaded."""
     options = PipelineOptions("interleaved", chunks=chunks) if chunks > 1 else PipelineOptions()
     config = config_of(name, 4)
     model = make(config, shape, options, ParallelConfig())

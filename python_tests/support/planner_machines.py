@@ -9,7 +9,7 @@ from axonn_ext.planner.machines.products import Products
 
 
 def machine_of(*, hidden_share: float = 0.0, inter: float = 2e10, memory: int = 10**10) -> Machine:
-    """Nodes of 4 ranks; made up, so that collectives take about as long as products."""
+    """A made-up machine with nodes of 4 ranks; collectives take about as long as products."""
     peak = {"bf16": 1e13, "fp32": 5e12}
     best = {dtype: 0.7 * flops for dtype, flops in peak.items()}
     levels = (Level("node", 4, 1e11, 1e-6), Level("cluster", None, inter, 1e-5))

@@ -1,4 +1,4 @@
-"""A machine that seems to have GPUs: which they are, and what our kernels can do on them."""
+"""Makes a machine seem to have GPUs, of given models and abilities of our kernels."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ def pretend_gpus(
     reach: bool = True,
     driver_names: Sequence[str] | None = None,
 ) -> None:
-    """Lets torch, the driver's files and our extension say that there are these GPUs.
+    """Makes torch, the driver's files and our extension report these GPUs.
 
     why_none      why none of the fused kernels runs there
-    source        whose GEMMs the fused kernels are
-    reach         whether GPUs reach each other's memory
-    driver_names  what the driver's files name, where that is not the same
+    source        the implementation of the fused kernels' GEMMs
+    reach         whether the GPUs can access each other's memory
+    driver_names  the names in the driver's files, if different from `models`
     """
     names = sorted(set(models)) if driver_names is None else list(driver_names)
     monkeypatch.setattr(host, "runs_cuda", lambda: True)

@@ -1,4 +1,4 @@
-"""A product that is large enough to be tuned, and the ways of computing it that a CPU has."""
+"""A product large enough to be tuned, and the variants that a CPU has for it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from grids import grid_of
 CPU_VARIANTS = ("direct", "transposed", "relayout_a", "relayout_b")
 
 
-# Large enough for Linears to ask about it: 2 ** 24 multiply-adds.
+# Large enough for Linears to tune it: 2 ** 24 multiply-adds.
 M, N, K = 256, 256, 256
 
 

@@ -1,4 +1,4 @@
-"""What a rank of the tests does first. To import this module does not import torch."""
+"""The start of a rank of the tests. Importing this module does not import torch."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from multiprocessing.connection import Connection
 def start_rank(
     rank: int, world_size: int, port: int, pipe: Connection, device: str, variables: dict[str, str]
 ) -> None:
-    """Imports what `worker_pool.serve_rank` needs, and calls it, with these environment variables.
+    """Calls `worker_pool.serve_rank` with these environment variables.
 
-    Torch is a quarter of a million objects, through which Python's collector would look again and
-    again as they are made: a fifth of the start of a rank that is no fork.
+    Importing torch creates a quarter of a million objects, which Python's garbage collector would
+    scan again and again. That takes a fifth of the start of a rank that is not forked.
     """
     os.environ.clear()
     os.environ.update(variables)

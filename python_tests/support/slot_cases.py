@@ -1,4 +1,4 @@
-"""Slots that are added up, on CPUs and GPUs alike."""
+"""Slots to add up, on CPUs and GPUs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from torch import Tensor
 from axonn_ext import ops  # noqa: F401  (registers torch.ops.axonn)
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64)
-# One slot, empty ones, one number each, no multiple of a vector, more than a block of the CPU's.
+# One slot, empty slots, one number each, not a multiple of a vector, more than a CPU's block.
 SHAPES = ((1, 7), (3, 0), (5,), (4, 2, 33), (8, 70_001))
 
 
@@ -20,7 +20,7 @@ def make_slots(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
 
 
 def sums_in_order(slots: Tensor) -> Tensor:
-    """Returns the sum of the first slot, the second one and so on, in the dtype of accumulation."""
+    """Returns the sum of the slots in order, in the dtype of accumulation."""
     wide = slots.float() if slots.dtype in (torch.bfloat16, torch.float16) else slots
     total = wide[0].clone()
     for slot in wide[1:]:

@@ -1,4 +1,4 @@
-"""Stamps of `axonn-ext verify`, written by hand, and the products that they let be measured."""
+"""Made-up stamps of `axonn-ext verify`, and the products that tuning may measure with them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ WRONG = Verdict(reasons={"fused: sums, virtual ranks": "rank 0 was killed by SIG
 
 @contextmanager
 def fake_fused_sm90() -> Iterator[None]:
-    """A product kernel of that name, on the CPU."""
+    """Registers a product kernel named fused_sm90 on the CPU."""
     library = Library("axonn", "IMPL")
 
     def candidates(a: Tensor, b: Tensor, bias: Tensor | None) -> list[str]:
@@ -48,7 +48,7 @@ def fake_fused_sm90() -> Iterator[None]:
 def measured_products(
     monkeypatch: pytest.MonkeyPatch, stamp: Stamp | None, **changes: tuple[str, ...]
 ) -> set[str]:
-    """The ways that are measured to compute a product, with that kernel and that stamp."""
+    """The variants of a product that tuning measures, with the fake kernel and this stamp."""
     unlocked = verified.unlocked(changes.get("product_kernels"), [stamp])
     monkeypatch.setattr(extension, "find_unlocked", lambda loaded: unlocked)
     with fake_fused_sm90(), cache_in("", **changes):

@@ -1,4 +1,4 @@
-"""The whole gradients of a step, as a training loop computes them."""
+"""The gradients of a whole step, computed as in a training loop."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def compute_gradients(
     micro_batches: Sequence[tuple[Tensor, Tensor]],
     num_labels: float,
 ) -> float:
-    """Forward and backward of all micro-batches (ids, labels), and the sums; returns the loss."""
+    """Runs forward, backward and the sums for micro-batches (ids, labels); returns the loss."""
     total = 0.0
     for index, (ids, labels) in enumerate(micro_batches):
         loss = model.loss(ids, labels, num_labels)

@@ -1,4 +1,4 @@
-"""Threads as ranks."""
+"""Uses threads as ranks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from limits import HANG_SECONDS
 
 
 def together(actions: Sequence[Callable[[], object]]) -> None:
-    """Runs each in a thread, and returns when all have ended."""
+    """Runs each action in a thread, and returns when all have ended."""
     threads = [threading.Thread(target=action) for action in actions]
     for thread in threads:
         thread.start()
@@ -22,7 +22,7 @@ def together(actions: Sequence[Callable[[], object]]) -> None:
 
 @contextmanager
 def many_threads() -> Iterator[None]:
-    """Lets thousands of threads wait for Python's lock without waking every 5 ms to ask for it."""
+    """Lets thousands of threads wait for Python's GIL without requesting it every 5 ms."""
     before = sys.getswitchinterval()
     sys.setswitchinterval(1.0)
     try:

@@ -1,4 +1,4 @@
-"""Writes and reads token files straight from the description of their format, beside axonn_ext."""
+"""Writes and reads token files from the description of their format, without axonn_ext."""
 
 from __future__ import annotations
 
@@ -10,13 +10,16 @@ from pathlib import Path
 import numpy as np
 
 CODES = {"uint8": 1, "int8": 2, "int16": 3, "int32": 4, "int64": 5, "uint16": 8}
-Documents = Sequence[Sequence[Sequence[int]]]  # of sequences of tokens
+Documents = Sequence[Sequence[Sequence[int]]]  # each document has sequences of tokens
 
 
 def write_token_files(
     prefix: Path, documents: Documents, dtype: str = "int32", *, modes: bool = False
 ) -> None:
-    """PREFIX.bin and PREFIX.idx, as Megatron's builder leaves them. modes: a byte a sequence."""
+    """Writes PREFIX.bin and PREFIX.idx as Megatron's builder does.
+
+    modes: also write a mode byte for each sequence.
+    """
     sequences = [sequence for document in documents for sequence in document]
     size = np.dtype(dtype).itemsize
     tokens = b"".join(np.array(sequence, dtype=dtype).tobytes() for sequence in sequences)

@@ -1,4 +1,4 @@
-"""Training runs in the process of the test."""
+"""Training runs in the test's own process."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from commands import SMALL
 def train_here(
     folder: Path, *, grid: str = "x=1", profile: bool = False, **overrides: object
 ) -> RunMetrics:
-    """A small run in this process."""
+    """Trains a small model in this process; returns the metrics."""
     pairs = {key.replace("__", "."): value for key, value in overrides.items()}
     texts = [Override(key, str(value).lower()) for key, value in (SMALL | pairs).items()]
     threads = torch.get_num_threads()

@@ -1,6 +1,6 @@
-"""Small models of transformers, unmodified, with a batch and a loss; for slow tests.
+"""Small unmodified transformers models, with a batch and a loss, for slow tests.
 
-Functions import transformers themselves, since `make test` runs without it.
+Only the functions import transformers, since `make test` runs without it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ OPT: dict[str, Any] = {
     "dropout": 0.0, "tie_word_embeddings": True,
 }  # fmt: skip
 BERT = SIZES | {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
-# Name -> (model_type, its class of transformers, values of its configuration).
+# Name -> (model_type, class in transformers, values of its configuration).
 MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "llama": ("llama", "AutoModelForCausalLM", LLAMA),
     "mistral": (
@@ -49,7 +49,7 @@ CLASSES = 3
 
 
 def make(name: str, **values: Any) -> nn.Module:
-    """The model with biases and norms that are not those of initialisation; equal on every rank."""
+    """The model, with biases and norms changed from their initial values; equal on every rank."""
     import transformers
 
     kind, maker, defaults = MODELS[name]
@@ -62,7 +62,7 @@ def make(name: str, **values: Any) -> nn.Module:
 
 
 def batch(name: str) -> tuple[Tensor, Tensor]:
-    """Token ids, among them those that OPT and BERT take for padding, and labels; some missing."""
+    """Token ids, including those of padding in OPT and BERT, and labels, some of them missing."""
     generator = torch.Generator().manual_seed(4)
     ids = torch.randint(256, (8, 16), generator=generator)
     if name == "bert-classifier":
@@ -74,12 +74,14 @@ def batch(name: str) -> tuple[Tensor, Tensor]:
 
 
 def loss_sum(name: str, logits: Tensor, labels: Tensor) -> Tensor:
-    """The sum of the losses of the labelled tokens, or sequences."""
+    """The sum of the losses of the labelled tokens or sequences."""
     return F.cross_entropy(logits.flatten(0, -2), labels.flatten(), reduction="sum")
 
 
 def relative_errors(found: dict[str, Tensor], want: dict[str, Tensor]) -> dict[str, float]:
-    """Of each gradient. That of a bias of keys is 0 but for rounding: on the scale of queries."""
+    """The relative error of each gradient. A key bias's gradient is 0 except for rounding, so its
+    error is relative to that of the queries.
+    """
     errors = {}
     for name, tensor in want.items():
         twin = name.replace("k_proj.bias", "q_proj.bias").replace("key.bias", "query.bias")
@@ -90,9 +92,9 @@ def relative_errors(found: dict[str, Tensor], want: dict[str, Tensor]) -> dict[s
 def compared(
     name: str, model: nn.Module, plain: nn.Module, grid: Grid, axes: tuple[str, ...]
 ) -> dict[str, float]:
-    """Relative errors on this rank of a placed model against the plain one: all it computes.
+    """Relative errors of all results of a placed model on this rank, against the plain model.
 
-    axes: those over which the rows of the batch are split.
+    axes: the axes over which the batch's rows are split.
     """
     ids, labels = batch(name)
     logits = plain(ids).logits

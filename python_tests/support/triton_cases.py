@@ -1,6 +1,6 @@
-"""What our Triton matmul must compute, in the interpreter and on GPUs.
+"""Checks our Triton matmul, in the interpreter and on GPUs.
 
-Imports triton: only for processes that have chosen how kernels run.
+It imports triton, so import it only after choosing how kernels run.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class MatmulCase:
     n: int
     k: int
     dtype: str = "bf16"
-    layout: str = "NN"  # as tile_configs.Problem's
+    layout: str = "NN"  # as in tile_configs.Problem
     bias: bool = False
 
 
@@ -36,7 +36,7 @@ def draw(*shape: int, dtype: torch.dtype, device: str, seed: int) -> Tensor:
 
 
 def laid_out(matrix: Tensor, layout: str) -> Tensor:
-    """The same values, with contiguous rows (N) or columns (T), or neither (S)."""
+    """The same matrix, with contiguous rows (N) or columns (T), or neither (S)."""
     if layout == "N":
         return matrix.contiguous()
     if layout == "T":
@@ -50,7 +50,7 @@ def laid_out(matrix: Tensor, layout: str) -> Tensor:
 def product(
     a: Tensor, b: Tensor, bias: Tensor | None = None, config: TileConfig | None = None
 ) -> Tensor:
-    """a @ b + bias by this config, or by the one that the model ranks first."""
+    """a @ b + bias with this config; None: the one that the cost model ranks first."""
     problem = problem_of(a, b, bias)
     config = checked_config("product", config, problem, limits_of(a.device))
     with torch.cuda.device_of(a):
@@ -58,9 +58,9 @@ def product(
 
 
 def limit_of(torch_error: float, dtype: torch.dtype) -> float:
-    """Twice what torch is off by, and a rounding to the dtype: half a unit in the last place.
+    """Twice torch's error, plus a rounding to the dtype, half a unit in the last place.
 
-    And where torch happens to be exact, as sums of few terms are, roundings of fp32.
+    Torch may happen to be exact, e.g. for sums of few terms, so fp32 roundings are added.
     """
     return 2 * torch_error + torch.finfo(dtype).eps / 2 + 8 * torch.finfo(torch.float32).eps
 
@@ -68,7 +68,7 @@ def limit_of(torch_error: float, dtype: torch.dtype) -> float:
 def check_matmul(
     cases: Sequence[MatmulCase], configs: Sequence[TileConfig | None], device: str
 ) -> list[str]:
-    """Every case by every config, against float64 and torch."""
+    """Checks every case with every config against float64 and torch; returns the failures."""
     failures = []
     for case, config in itertools.product(cases, configs):
         dtype = DTYPES[case.dtype]

@@ -1,8 +1,8 @@
 """The Triton kernels that are fused with a collective, on ranks that share memory.
 
-Ranks are processes in the interpreter. What the host code of csrc/core/cuda/fused does around the
-kernels (it counts the epoch, brings the rows, waits for the end of the call before) is done here in
-Python. Imports triton: only for processes that have chosen how kernels run.
+Ranks are processes in the interpreter. Around the kernels, this file does in Python what the host
+code of csrc/core/cuda/fused does: count the epoch, deliver the rows, and wait for the end of the
+previous call. It imports triton, so import it only after choosing how kernels run.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from grids import bound, relative_error
 from triton_cases import DTYPES, draw, laid_out
 from triton_interpreter import dawdle, run_ranks, shared
 
-PLENTY = 1_000_000  # looks at a flag: minutes
+PLENTY = 1_000_000  # polls of a flag, which take minutes
 RECORD = ("state", "rank", "peer", "chunk", "expected", "seen")  # the words of a SpinFailure
 
 
 @dataclass(frozen=True)
 class FusedCase:
-    """A call on `world_size` ranks, repeated. The whole product is [m, n] = [m, k] @ [k, n]."""
+    """A repeated call on `world_size` ranks. The whole product is [m, n] = [m, k] @ [k, n]."""
 
     world_size: int
     m: int
@@ -35,7 +35,7 @@ class FusedCase:
     k: int
     arriving: str = "rows"
     dtype: str = "bf16"
-    layout: str = "NN"  # of a and b; what arrives is laid out as it must
+    layout: str = "NN"  # of a and b; does not apply to the operand that arrives
     chunks: int = 2
     chunk_tile: int = 1
     config: TileConfig | None = TileConfig(16, 16, 16, 4, 2)  # noqa: RUF009  (frozen)
@@ -43,12 +43,12 @@ class FusedCase:
     calls: int = 3
     first_epoch: int = 0
     seed: int = 0
-    pause_s: float = 0.01  # between two chunks that arrive from outside
+    pause_s: float = 0.01  # between two chunks in gather_in_order
     timeout: int = PLENTY
 
     @property
     def gathered(self) -> tuple[int, int]:
-        """The rows that all ranks have together, and their length."""
+        """The number of rows of all ranks together, and their length."""
         return {
             "rows": (self.m, self.k),
             "columns": (self.n, self.k),
@@ -66,7 +66,7 @@ class Ranks:
         self.start = int(torch.tensor(case.first_epoch, dtype=torch.int64).to(torch.int32))
         dtype = DTYPES[case.dtype]
         self.workspaces = [shared(*workspace, dtype=dtype) for _ in range(world)]
-        # Behind the flags of chunks lies one for each rank that has ended its call.
+        # The flags of chunks are followed by one per rank, which it raises at the end of its call.
         self.pads = [
             shared(flags + world, FLAG_STRIDE.value, dtype=torch.int32) for _ in range(world)
         ]
@@ -79,7 +79,7 @@ class Ranks:
             one.fill_(float("nan"))
 
     def begin(self, rank: int) -> int:
-        """Waits for the ends of the peers' calls before, counts the call, and returns its epoch."""
+        """Waits for the end of the peers' previous calls; returns the epoch of this call."""
         flags = self.case.world_size * self.case.chunks
         before = self.epochs[rank].clone()
         while not torch.equal(self.pads[rank][flags:, 0], before.expand(self.case.world_size)):
@@ -111,7 +111,9 @@ class Ranks:
 
 
 def check_error(name: str, got: Tensor, want: Tensor, terms: int, roundings: int) -> list[str]:
-    """Round-off of sums of `terms` products in fp32, and roundings to the dtype on the way."""
+    """Checks an error against the round-off of sums of `terms` products in fp32, and of
+    `roundings` to the dtype.
+    """
     limit = bound(torch.float32, max(terms, 1)) + roundings * torch.finfo(got.dtype).eps
     error = relative_error(got, want)
     return [] if error <= limit else [f"{name}: {error:.2e} > {limit:.2e}"]
@@ -133,7 +135,7 @@ def other_of(case: FusedCase, rank: int, call: int) -> Tensor:
 
 
 def operands(case: FusedCase, rows: Tensor, other: Tensor) -> tuple[Tensor, Tensor]:
-    """a and b, given the rows of what is gathered and the other operand."""
+    """a and b, given the gathered rows and the other operand."""
     return {
         "rows": (rows, other),
         "columns": (other, rows.t()),
@@ -154,12 +156,12 @@ def chunk_rows(case: FusedCase, flag: int) -> tuple[int, int]:
 
 
 def run_gather(case: FusedCase) -> list[str]:
-    """Ranks send and multiply, several calls in a row, each a little late."""
+    """Ranks send and multiply in several calls, each after a random delay."""
     ranks = Ranks(case, *case.gathered)
     rows = case.gathered[0] // case.world_size
 
     def send(rank: int, shard: Tensor, epoch: int) -> None:
-        """As a copy engine does, to the own workspace first and in chunks."""
+        """Sends the shard in chunks, to the own workspace first, like a copy engine."""
         for step in range(case.world_size):
             peer = (rank - step) % case.world_size
             for flag in range(rank * case.chunks, (rank + 1) * case.chunks):
@@ -182,7 +184,7 @@ def run_gather(case: FusedCase) -> list[str]:
 
 
 def multiply(case: FusedCase, ranks: Ranks, rank: int, call: int, rows: Tensor) -> list[str]:
-    """Runs the kernel, and returns what is wrong with its result."""
+    """Runs the kernel, and returns the failures of its result."""
     other = other_of(case, rank, call)
     a, b = operands(case, ranks.workspaces[rank], other)
     out = torch.full((case.m, case.n), float("nan"), dtype=a.dtype)
@@ -197,15 +199,15 @@ def multiply(case: FusedCase, ranks: Ranks, rank: int, call: int, rows: Tensor) 
 
 
 def gather_in_order(case: FusedCase, order: list[int]) -> list[str]:
-    """Rank 1's kernel, while chunks arrive in any order from outside, each a little late.
+    """Runs rank 1's kernel while rank 0 delivers all chunks in the given order, with pauses.
 
-    Rows that have not arrived are NaN, so a tile that does not wait for them shows.
+    Rows that have not arrived are NaN, which reveals a tile that does not wait for them.
     """
     ranks = Ranks(case, *case.gathered)
     rows = torch.cat(shards_of(case, 0))
 
     def on_rank(rank: int) -> list[str]:
-        if rank == 0:  # a copy engine
+        if rank == 0:  # acts as a copy engine
             for flag in order:
                 time.sleep(case.pause_s)
                 begin, end = chunk_rows(case, flag)
@@ -219,14 +221,14 @@ def gather_in_order(case: FusedCase, order: list[int]) -> list[str]:
 
 
 def gather_orders(case: FusedCase) -> list[str]:
-    """Flags forwards, backwards (what arrives first is needed last), and shuffled."""
+    """Raises flags forwards, backwards (the first to arrive is needed last), and shuffled."""
     flags = list(range(case.world_size * case.chunks))
     orders = [flags, flags[::-1], random.Random(case.seed).sample(flags, len(flags))]
     return [text for order in orders for text in gather_in_order(case, order)]
 
 
 def gather_without_a_peer(case: FusedCase) -> dict[str, int]:
-    """The record of rank 0 where rank 1 sends its first chunk and no other."""
+    """The record of rank 0 if rank 1 sends only its first chunk."""
     ranks = Ranks(case, *case.gathered)
     epoch = ranks.begin(0)
     for flag in range(case.chunks + 1):
@@ -238,7 +240,7 @@ def gather_without_a_peer(case: FusedCase) -> dict[str, int]:
 
 
 def gather_by_op(case: FusedCase) -> list[str]:
-    """One rank's gather through the op that C++ calls; all has arrived."""
+    """One rank's gather through the op that C++ calls, after everything has arrived."""
     ranks = Ranks(case, *case.gathered)
     epoch, rows, other = ranks.begin(0), torch.cat(shards_of(case, 0)), other_of(case, 0, 0)
     ranks.workspaces[0].copy_(rows)
@@ -263,13 +265,13 @@ def addend_of(case: FusedCase, rank: int, call: int) -> tuple[Tensor, Tensor]:
 
 
 def run_scatter(case: FusedCase) -> list[str]:
-    """Ranks multiply and send; each copies a chunk of a slot when its flag is raised."""
+    """Ranks multiply and send; each copies a chunk of a slot as soon as its flag is raised."""
     world, rows = case.world_size, case.m // case.world_size
     ranks = Ranks(case, world, rows, case.n)
     by_tiles = replace(case, chunk_tile=case.config.block_m if case.config else 1)
 
     def receive(rank: int, epoch: int) -> Tensor:
-        """The slots of this rank, each chunk as it is when its flag says that it is there."""
+        """The slots of this rank; each chunk is copied as soon as its flag is raised."""
         got = torch.empty(world, rows, case.n, dtype=DTYPES[case.dtype])
         missing = list(range(world * case.chunks))
         while missing:
@@ -306,7 +308,7 @@ def run_scatter(case: FusedCase) -> list[str]:
 
 
 def scatter_by_op(case: FusedCase) -> list[str]:
-    """One rank's product, which it sends to itself, through the op that C++ calls."""
+    """One rank's product, sent to itself through the op that C++ calls."""
     ranks = Ranks(case, 1, case.m, case.n)
     epoch, (a, b) = ranks.begin(0), addend_of(case, 0, 0)
     torch.ops.axonn._fused_scatter_triton(a, b, *astuple(ranks.departures(0)), case.programs)

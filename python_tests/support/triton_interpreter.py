@@ -1,7 +1,7 @@
-"""A process in which Triton's kernels run in its interpreter, and ranks forked from it.
+"""A process that runs Triton's kernels in the interpreter, and ranks forked from it.
 
-The interpreter has to be chosen before triton is imported, so it gets a process of its own; and it
-is not safe for threads, so ranks are processes that share memory.
+The interpreter must be chosen before importing triton, so it gets its own process. It is not
+thread-safe, so ranks are processes that share memory.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from worker_pool import serve
 
 
 class Interpreter:
-    """`run(function, *args)` calls a module-level function there and returns what it returns."""
+    """`run(function, *args)` calls a module-level function there and returns its result."""
 
     def __init__(self) -> None:
         self._start()
@@ -42,7 +42,7 @@ class Interpreter:
         theirs.close()
 
     def run(self, function: Callable[..., Any], *args: Any) -> Any:
-        if not self._process.is_alive():  # what ended it is no business of the next test
+        if not self._process.is_alive():  # an earlier test ended it
             self._start()
         self._pipe.send((function, args))
         try:
@@ -61,19 +61,19 @@ class Interpreter:
 
 
 def _serve(pipe: Any) -> None:
-    torch.set_num_threads(1)  # no pool of threads: ranks are forked
+    torch.set_num_threads(1)  # ranks are forked, so there must be no thread pool
     serve(pipe)
 
 
 def shared(*shape: int, dtype: torch.dtype) -> torch.Tensor:
-    """Zeros that processes forked later see at the same address, and see each other write to."""
+    """Zeros in shared memory, at the same address in all processes forked later."""
     count = math.prod(shape)
-    memory = mmap.mmap(-1, (count + 1) * dtype.itemsize)  # neither of the two likes to be empty
+    memory = mmap.mmap(-1, (count + 1) * dtype.itemsize)  # mmap and frombuffer reject empty sizes
     return torch.frombuffer(memory, dtype=dtype)[:count].view(shape)
 
 
 def run_ranks(world_size: int, function: Callable[[int], Any]) -> list[Any]:
-    """`function(rank)` in a process each, forked from this one; what they return, by rank."""
+    """Calls `function(rank)` in forks of this process; returns the results by rank."""
     readers, processes = [], []
     for rank in range(world_size):
         reader, writer = os.pipe()
@@ -97,8 +97,8 @@ def run_ranks(world_size: int, function: Callable[[int], Any]) -> list[Any]:
 
 
 def _run_rank(rank: int, function: Callable[[int], Any], writer: int) -> None:
-    """Never returns: what the parent has open is not this process's to close."""
-    signal.alarm(int(HANG_SECONDS))  # lest it waits for its peers when nobody waits for it any more
+    """Runs a rank and exits the process, without closing resources of the parent."""
+    signal.alarm(int(HANG_SECONDS))  # it must not wait for its peers longer than its parent waits
     try:
         answer = pickle.dumps((True, function(rank)))
     except BaseException:
@@ -115,5 +115,5 @@ def _read(reader: int) -> tuple[bool, Any]:
 
 
 def dawdle(seed: int) -> None:
-    """Sleeps for up to 20 ms, so that ranks come to the next step in another order each time."""
+    """Sleeps for up to 20 ms, so that ranks reach the next step in a different order each time."""
     time.sleep(random.Random(seed).random() * 0.02)

@@ -1,4 +1,4 @@
-"""Kernels that tell what axonn_ext.kernels.triton.schedule says; for the interpreter's process."""
+"""Kernels that output the results of axonn_ext.kernels.triton.schedule, for the interpreter."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def epoch_kernel(out_ptr, values_ptr, count):
 
 
 def tables(cuts: Sequence[Any], epochs: list[int]) -> list[list[str]]:
-    """A line for each tile and chunk of every cut: its kind, then numbers."""
+    """A line for each tile and chunk of every cut: its kind, then its numbers."""
     lines: list[list[str]] = []
 
     def add(kind: str, kernel: Any, count: int, columns: int, *args: Any) -> None:

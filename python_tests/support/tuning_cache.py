@@ -1,4 +1,4 @@
-"""A folder of measurements of a test's own, and what lies in it."""
+"""A test's own folder of measurements, and its content."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from axonn_ext.spec import settings
 
 @contextlib.contextmanager
 def cache_in(directory: Path | str, **changes: Any) -> Iterator[None]:
-    """This rank keeps its measurements there, and starts without any in memory."""
+    """Makes this rank keep its measurements in the folder, and forget those in memory."""
     loaded = settings.load()
     tuning.clear()
     extension.configure(dataclasses.replace(loaded, cache_dir=str(directory), **changes))
@@ -31,7 +31,7 @@ def files(directory: Path) -> list[Path]:
 
 
 def edit(file: Path, algorithm: str) -> None:
-    """Makes the file say that `algorithm` was fastest, by far."""
+    """Edits a file of measurements so that `algorithm` was the fastest."""
     record = tomllib.loads(file.read_text())
     text = file.read_text().replace(f'"{record["algorithm"]}"', f'"{algorithm}"')
     file.write_text(text)

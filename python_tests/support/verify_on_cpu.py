@@ -1,8 +1,8 @@
-"""`axonn-ext verify` as on a machine with an H100, but its groups run targets on the CPU.
+"""Runs `axonn-ext verify` as on a machine with an H100, but with targets on the CPU as groups.
 
     python verify_on_cpu.py KERNEL=TARGET ... -- [ARGUMENT ...]
 
-A target is a function of verify_targets.py. Arguments are those of the command.
+A target is a function of verify_targets.py. The arguments are passed to the command.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 
 
 def verify_command(*cases: str, arguments: Sequence[str] = ()) -> list[str]:
-    """The command line, which `axonn-ext verify` would have in its place."""
+    """The command line to use in place of `axonn-ext verify`."""
     return [sys.executable, str(Path(__file__)), *cases, "--", *arguments]
 
 
@@ -34,7 +34,7 @@ def main(argv: Sequence[str]) -> int:
     command.key_of = lambda gpu: H100  # type: ignore[assignment]
     groups.groups = lambda num_gpus: found  # type: ignore[assignment]
     run.run_groups = partial(run.run_groups, device="cpu")  # type: ignore[assignment]
-    support = str(Path(__file__).parent)  # where the workers find the targets
+    support = str(Path(__file__).parent)  # so that the workers find the targets
     os.environ["PYTHONPATH"] = os.pathsep.join([support, os.environ.get("PYTHONPATH", "")])
     return axonn_ext(["verify", *argv[end + 1 :]])
 

@@ -1,4 +1,4 @@
-"""What groups of cases run in tests of `axonn-ext verify`: they pass, fail, die and hang."""
+"""Targets of groups in tests of `axonn-ext verify`, which pass, fail, die and hang."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def cannot_run() -> tuple[int, list[str]]:
 
 
 def rank_1_is_killed() -> tuple[int, list[str]]:
-    """As by a trap: the others wait for it for ever."""
+    """Rank 1 dies as by a trap; the others wait for it forever."""
     if dist.get_rank() == 1:
         os.kill(os.getpid(), signal.SIGABRT)
     time.sleep(600)
@@ -42,7 +42,7 @@ def raises() -> tuple[int, list[str]]:
 
 
 def runs_out_of_memory() -> tuple[int, list[str]]:
-    """On rank 1; the others wait for it for ever."""
+    """Rank 1 runs out of memory; the others wait for it forever."""
     if dist.get_rank() == 1:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
     time.sleep(600)
@@ -56,7 +56,7 @@ def is_wrong_beside_one_out_of_memory() -> tuple[int, list[str]]:
 
 
 def finds_no_compiler() -> tuple[int, list[str]]:
-    """As triton does."""
+    """Fails as triton does without a C compiler."""
     from triton.runtime import build
 
     os.environ.pop("CC", None)
@@ -71,7 +71,7 @@ def lacks_python_h() -> tuple[int, list[str]]:
 
 
 def hangs() -> tuple[int, list[str]]:
-    """Leaves its pid in a file first, where the test that waits for it looks."""
+    """Writes its pid to a file, for which the test waits, and hangs."""
     if folder := os.environ.get("VERIFY_TARGETS_FOLDER"):
         (Path(folder) / "started").write_text(str(os.getpid()))
     time.sleep(600)

@@ -16,15 +16,15 @@ import torch.multiprocessing as mp
 import rank_start
 from limits import HANG_SECONDS
 
-PEERS_SECONDS = 120.0  # in which ranks hear that a peer has failed, on a busy machine
+PEERS_SECONDS = 120.0  # in this time ranks learn that a peer has failed, on a busy machine
 
 
 class WorkerError(AssertionError):
-    """A function failed on some ranks; the message holds every rank's traceback."""
+    """A function failed on some ranks; the message contains their tracebacks."""
 
 
 class WorkerPool:
-    """`world_size` processes joined in one gloo world, or (device="cuda") in one of NCCL.
+    """`world_size` processes joined in one gloo world, or an NCCL world for device="cuda".
 
     `run(function, *args)` calls `function(*args)` on every rank and returns the results by rank.
     Functions must be importable (module level); results are pickled.
@@ -33,7 +33,7 @@ class WorkerPool:
     def __init__(self, world_size: int, device: str = "cpu") -> None:
         self.world_size = world_size
         context = _context_of(device)
-        # The ranks' store is this process's: no rank has to find a port that is free.
+        # This process hosts the ranks' store, so that no rank has to find a free port.
         self._store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         self._num_worlds = 1
         self._pipes: list[Connection] = []
@@ -49,7 +49,7 @@ class WorkerPool:
             theirs.close()
             self._pipes.append(ours)
             self._processes.append(process)
-        self.answers: dict[int, Any] = {}  # by rank, also where other ranks failed
+        self.answers: dict[int, Any] = {}  # by rank, even if other ranks failed
         self._collect(HANG_SECONDS)
 
     @property
@@ -64,7 +64,7 @@ class WorkerPool:
         return self._collect(timeout_s)
 
     def renew_groups(self) -> None:
-        """Joins the ranks in a new world. Threads of the groups made so far end: gloo's poll."""
+        """Joins the ranks in a new world, which ends the threads of old groups: gloo's poll."""
         world = self._num_worlds
         self._num_worlds += 1
         self.run(_renew_groups, self._store.port, world)
@@ -102,9 +102,9 @@ class WorkerPool:
 
 
 def _context_of(device: str) -> BaseContext:
-    """How ranks start: on CPUs as forks of a process that has imported torch, and done no more.
+    """How ranks start: on CPUs, as forks of a process that has only imported torch.
 
-    A GPU's runtime would not survive the fork.
+    On GPUs they are not forked, as the CUDA runtime does not survive a fork.
     """
     if device == "cuda":
         return mp.get_context("spawn")
@@ -117,9 +117,9 @@ def _context_of(device: str) -> BaseContext:
 def pools_of_module(
     pools: dict[int, WorkerPool], start: Callable[[int], WorkerPool] = WorkerPool
 ) -> Iterator[Callable[[int], WorkerPool]]:
-    """`get(world_size)`: the one of `pools`, started where it is missing or has failed.
+    """Yields `get(world_size)`, which returns one of `pools`, started if missing or failed.
 
-    At the end those that were asked for get new groups.
+    At the end, the pools that were used get new groups.
     """
     used: set[int] = set()
 
@@ -133,13 +133,13 @@ def pools_of_module(
 
     yield get
     for world_size in used:
-        left = pools.get(world_size)  # None where it could not be started
+        left = pools.get(world_size)  # None if it could not be started
         if left is not None and left.usable:
             left.renew_groups()
 
 
 def serve(pipe: Any) -> None:
-    """Calls what comes through the pipe, and sends back (True, result) or (False, traceback)."""
+    """Calls functions from the pipe, and sends back (True, result) or (False, traceback)."""
     while True:
         try:
             function, args = pipe.recv()
@@ -153,7 +153,7 @@ def serve(pipe: Any) -> None:
 
 
 def serve_rank(rank: int, world_size: int, port: int, pipe: Connection, device: str) -> None:
-    """Joins the world of number 0, and calls what comes through the pipe until that is closed."""
+    """Joins world number 0, and calls functions from the pipe until it is closed."""
     import torch
 
     from axonn_ext.spec import settings
@@ -170,7 +170,7 @@ def serve_rank(rank: int, world_size: int, port: int, pipe: Connection, device: 
 
 
 def _join(backend: str, rank: int, world_size: int, port: int, *, world: int) -> None:
-    """Joins the world of that number; the store keeps those of earlier ones apart."""
+    """Joins the world of this number; a prefix in the store keeps worlds apart."""
     store = dist.PrefixStore(f"world{world}", dist.TCPStore("127.0.0.1", port, is_master=False))
     dist.init_process_group(backend, store=store, rank=rank, world_size=world_size)
 

@@ -1,4 +1,4 @@
-"""Training with ZeRO beside the same without it."""
+"""Training with ZeRO, compared with the same training without it."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ from grids import grid_of
 from model_cases import GPT2, random_batch
 from steps import compute_gradients
 
-# Sums of two or four numbers in fp32, in another order: a few units in the last place. AdamW then
-# divides small gradients by roots of their squares, which can magnify that. Gradients of bf16 are
-# rounded to 2**-9 wherever sums over micro-batches or ranks are, those of fp16 to 2**-12. ZeRO
-# rounds other partial sums than what it is compared with: twice three of up to twice the total's
-# size, because gradients of up to four parts partly cancel.
+# fp32: sums of two or four numbers in another order differ by a few units in the last place. AdamW
+# then divides small gradients by the roots of their squares, which can magnify that. bf16 gradients
+# are rounded to 2**-9 at each sum over micro-batches or ranks, fp16 gradients to 2**-12. ZeRO and
+# its reference round different partial sums: three each, of up to twice the total's size, because
+# the gradients of up to four parts partly cancel.
 ROUNDINGS = 2 * 3**0.5 * 2
 CLOSE = {torch.float32: 1e-5, torch.bfloat16: ROUNDINGS / 2**9, torch.float16: ROUNDINGS / 2**12}
 # AdamW's first steps move each weight by about the learning rate, whatever the size of its
-# gradient. If gradients are wrong by a share d of their root mean square, about a share d of them
-# may have the wrong sign, so that updates, and vectors that began with zeros, differ by up to the
-# root of d.
+# gradient. If the error of gradients is a fraction d of their root mean square, about a fraction d
+# of them may have the wrong sign. Updates, and vectors that started at zero, then differ by up to
+# the square root of d.
 CLOSE_WEIGHTS = {dtype: d if dtype == torch.float32 else d**0.5 for dtype, d in CLOSE.items()}
 
 STEPS = 4
@@ -49,7 +49,7 @@ OVERLAP = Overlap(prefetch=2, deferred=2, bucket_bytes=4096)
 class Setup:
     """How a job trains.
 
-    bucket_elements: so few that parameters are cut. adapters: only low-rank ones train.
+    bucket_elements: small enough to split parameters. adapters: train only low-rank adapters.
     """
 
     shape: GridShape
@@ -71,7 +71,7 @@ class Setup:
 
     @property
     def loss_scale(self) -> float:
-        """Without one, most gradients in fp16 would be multiples of its least number."""
+        """Without a scale, most fp16 gradients would be small multiples of its smallest number."""
         return 2.0**12 if self.dtype == torch.float16 else 1.0
 
     def __str__(self) -> str:
@@ -139,7 +139,7 @@ class Job:
         return loss, norm
 
     def state_bytes(self) -> int:
-        """Of moments and masters that are copies."""
+        """The bytes of the moments, and of the masters that are copies."""
         found = 0
         for piece in self.optimizer.pieces:
             masters = [] if piece.master is piece.parameter else [piece.master]
@@ -163,7 +163,7 @@ def _difference(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> float:
 
 
 def compare(setup: Setup) -> dict[str, Any]:
-    """Trains with ZeRO and without; returns how the two differ, relative to the values."""
+    """Trains with ZeRO and without; returns the relative differences."""
     ours, theirs = Job(setup), Job(setup.without())
     found: dict[str, Any] = {}
     for job in (ours, theirs):
@@ -171,7 +171,7 @@ def compare(setup: Setup) -> dict[str, Any]:
     found["gradients"] = _difference(full_gradients(ours.model), full_gradients(theirs.model))
     found["left"] = sum(p.grad is not None for p in ours.model.parameters())
     for job in (ours, theirs):
-        if job.pipeline is None and job.orchestrator is None:  # gradients that are never summed
+        if job.pipeline is None and job.orchestrator is None:  # gradients without a sum
             rows = (job.grid.shard(t.to(setup.device), {0: ("data", "z")}) for t in random_batch())
             job.model.loss(*rows, 1.0).backward()
         job.optimizer.zero_grad()
@@ -187,7 +187,7 @@ def compare(setup: Setup) -> dict[str, Any]:
 
 
 def save(setup: Setup, folder: Path) -> list[tuple[float, float]]:
-    """Trains a little, saves, and goes on; returns the metrics after that."""
+    """Trains a little, saves, and continues; returns the metrics after saving."""
     job = Job(setup)
     job.run(0, 2)
     checkpoint.save(folder, model=job.model, optimizer=job.optimizer)
@@ -197,7 +197,7 @@ def save(setup: Setup, folder: Path) -> list[tuple[float, float]]:
 
 
 def load(setup: Setup, folder: Path) -> list[tuple[float, float]]:
-    """Loads into a job that began elsewhere, and goes on."""
+    """Loads into a job with other weights and steps, and continues."""
     job = Job(setup, seed=9)
     job.run(5, 1)
     checkpoint.load(folder, model=job.model, optimizer=job.optimizer)
@@ -207,7 +207,7 @@ def load(setup: Setup, folder: Path) -> list[tuple[float, float]]:
 
 
 def refusals() -> list[str]:
-    """What is said of ZeRO where it cannot be."""
+    """The error messages for invalid uses of ZeRO."""
     grid: Grid = grid_of(GridShape(pipe=2, data=2))
     model = models.build(GPT2, grid, ParallelConfig(), seed=0)
     found = []

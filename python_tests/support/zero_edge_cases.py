@@ -1,4 +1,4 @@
-"""What ZeRO does in jobs that are unusual or wrong, one rank's part of each."""
+"""Unusual and invalid uses of ZeRO; the functions run on each rank."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from model_cases import GPT2
 
 @dataclass(frozen=True)
 class Usage:
-    """How one optimizer is used. None of it may change a bit."""
+    """Options of an optimizer; none of them may change a bit of the results."""
 
     zero: int = 0
     offload: str = "none"
@@ -43,9 +43,9 @@ def make_model(grid: Grid) -> nn.Module:
 
 
 def backward(parameters: list[ShardedParameter], *, seed: int, copies_of: int) -> None:
-    """Gives each a gradient of small multiples of 1/8, whose sums are exact in every order.
+    """Gives each parameter gradients of small multiples of 1/8, whose sums are exact in any order.
 
-    copies_of: ranks of data have different gradients, others the same.
+    copies_of: the rank of the data axis; ranks with the same number get the same gradients.
     """
     generator = torch.Generator().manual_seed(seed * 16 + copies_of)
     total = torch.zeros(())
@@ -56,10 +56,10 @@ def backward(parameters: list[ShardedParameter], *, seed: int, copies_of: int) -
 
 
 def train_at_random(shape: GridShape, usage: Usage, seed: int) -> dict[str, Tensor]:
-    """Trains by steps that a seed makes up; returns the whole weights.
+    """Trains random steps, chosen by the seed; returns the full weights.
 
-    Some passes leave parameters without gradients, some steps have several passes or are skipped,
-    and some clip a part of the parameters alone.
+    Some passes leave parameters without gradients. Some steps have several passes, are skipped, or
+    clip only some of the parameters.
     """
     grid = grid_of(shape)
     model, chosen = make_model(grid), random.Random(seed)
@@ -96,13 +96,13 @@ def train_at_random(shape: GridShape, usage: Usage, seed: int) -> dict[str, Tens
 
 
 def compare(shape: GridShape, usage: Usage, seed: int) -> list[str]:
-    """Returns the parameters that differ from those of a training without any of it."""
+    """Returns the parameters that differ from those of a training without any of the options."""
     ours, theirs = train_at_random(shape, usage, seed), train_at_random(shape, Usage(), seed)
     return [name for name in theirs if not torch.equal(ours[name], theirs[name])]
 
 
 def differing_gradients(usage: Usage, missing: int | None) -> str:
-    """Rank 1 of data lacks a gradient, or all of them (None); returns what is said of it."""
+    """Rank 1 of data lacks one gradient, or all of them (None); returns the error message."""
     grid = grid_of(GridShape(data=2))
     model = make_model(grid)
     trained = [p for p in sharded_parameters(model) if p.parameter.requires_grad]
@@ -124,7 +124,7 @@ def differing_gradients(usage: Usage, missing: int | None) -> str:
 
 
 def sums_of_a_part(shape: GridShape) -> tuple[float, float]:
-    """Norms after sums of all modules, and after sums that a module without the table began."""
+    """Norms after summing all modules at once, and after first summing one without tied weights."""
     found = []
     for part_first in (False, True):
         grid = grid_of(shape)
@@ -151,7 +151,7 @@ def sums_of_a_part(shape: GridShape) -> tuple[float, float]:
 
 
 def orchestrator_of_a_part() -> tuple[float, float]:
-    """Norms where the orchestrator has one module alone, and where nothing overlaps."""
+    """Norms without overlap, and with an orchestrator for only one module."""
     found = []
     for overlap in (False, True):
         grid = grid_of(GridShape(x=2, data=2))
@@ -174,7 +174,7 @@ def orchestrator_of_a_part() -> tuple[float, float]:
 
 
 def life_of_an_optimizer() -> dict[str, object]:
-    """What is said of a step without sums, and what is left of an optimizer that is closed."""
+    """The error of a step without summed gradients, and the traces of a closed optimizer."""
     grid = grid_of(GridShape(data=2))
     model = make_model(grid)
     optimizer = AdamW(model, lr=1.0, zero=1)

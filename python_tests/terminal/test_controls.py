@@ -1,4 +1,4 @@
-"""Characters that would control a terminal, in names and texts of files."""
+"""Control characters for a terminal, in file names and file contents."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_lines_cells_and_errors(capsys) -> None:
 
 
 def test_names_of_tensors_and_of_files(tmp_path, capsys) -> None:
-    """In what is listed, in what is damaged, and in errors."""
+    """They may be in listings, in messages about damage, and in errors."""
     model = nn.ModuleDict({EVIL.replace(".", ""): nn.Linear(2, 2)})
     folder = tmp_path / f"run {EVIL}" / "step-00000001"
     checkpoint.save(folder, model=model, extra={EVIL: 1})

@@ -1,4 +1,4 @@
-"""Files and tables to which rows are added one by one."""
+"""Files and tables that get rows one by one."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_a_file_is_whole_after_each_row(tmp_path: Path):
 
 
 def test_a_reader_never_finds_half_a_file(tmp_path: Path):
-    """While one writes, another one reads."""
+    """A thread writes the file while another one reads it."""
     path, ended, read = tmp_path / "rows.json", threading.Event(), set[int]()
     file = RowsFile("--json", path)
     file.write({"rows": []})
@@ -59,7 +59,7 @@ def test_what_fails_leaves_the_last_rows(tmp_path: Path):
     with pytest.raises(ValueError, match="not JSON compliant"):
         file.write({"rows": [float("nan")]})
     assert json.loads(path.read_text()) == {"rows": [1]}
-    (tmp_path / ".rows.json.part").mkdir()  # so that it cannot be written
+    (tmp_path / ".rows.json.part").mkdir()  # makes writing fail
     with pytest.raises(TrainingError, match=f"--json: cannot write {path}: Is a directory"):
         file.write({"rows": [2]})
     assert json.loads(path.read_text()) == {"rows": [1]}
@@ -115,7 +115,7 @@ def test_another_users_file_in_a_sticky_folder_is_not_replaced():
         path.touch(mode=0o666)
         for mode, replaceable in ((0o777, True), (0o1777, False)):
             folder.chmod(mode)
-            assert is_replaceable(path)  # by root
+            assert is_replaceable(path)  # root may replace it
             os.seteuid(65534)
             try:
                 assert is_replaceable(path) is replaceable

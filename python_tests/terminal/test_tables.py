@@ -1,4 +1,4 @@
-"""Tables of commands on a narrow terminal, or in a pipe, for which rich assumes 80 columns."""
+"""Tables of commands on a narrow terminal, or in a pipe, where rich assumes 80 columns."""
 
 from __future__ import annotations
 

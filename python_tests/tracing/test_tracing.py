@@ -1,6 +1,6 @@
-"""trace_communication: every op's collectives and bytes, torch's own, fakes, nesting, text.
+"""trace_communication: the collectives and bytes of our ops and torch's, fakes, nesting, text.
 
-Whole models are in test_communication_models.py.
+test_tracing_models.py traces whole models.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Issued = tuple[str, str, str, int]  # axis, collective, dtype, bytes per rank
 
 @pytest.fixture
 def fake_world() -> Iterator[int]:
-    """This process as rank 1 of a world of four that does not exist."""
+    """Makes this process rank 1 of a fake world of four."""
     dist.init_process_group("fake", store=FakeStore(), rank=1, world_size=4)
     yield 4
     dist.destroy_process_group()
@@ -46,7 +46,7 @@ def brief(trace: CommunicationTrace) -> list[Issued]:
 
 
 def ring_bytes(collective: str, full_elements: int, group_size: int, itemsize: int) -> int:
-    """By the whole tensor's size, as papers have it; whole elements."""
+    """The bytes from the full tensor's size, as in papers, rounded up to whole elements."""
     passes = 2 if collective == "all_reduce" else 1
     sent = Fraction(passes * (group_size - 1) * full_elements, group_size)
     return math.ceil(sent) * itemsize
@@ -71,8 +71,8 @@ M, K, N = 12, 8, 20
 
 
 def op_cases(w: int) -> list[tuple[str, tuple[int, ...], tuple[int, ...], int | None, list]]:
-    """(op, shape of a, of b, dim, [(collective, elements of the whole tensor)]): forward, then
-    backward, where da comes first."""
+    """(op, shape of a, shape of b, dim, [(collective, elements of the full tensor)]). Collectives
+    are those of forward, then those of backward, with da first."""
     cases = []
     for op, dim in ranks.OPS:
         what, facts = ranks.MATMULS[op], matmul_facts.MATMULS[op]
@@ -149,7 +149,7 @@ def test_sizes_that_the_group_does_not_divide_are_rounded_up_to_elements(fake_wo
     with trace_communication() as trace:
         axonn.all_reduce(x.to("meta"), "sum", "7 ranks", 7, "auto")
         axonn.all_reduce(x[:1].to("meta"), "sum", "4 ranks", 4, "auto")
-    # 2 * 6/7 * 5 = 8.57 and 2 * 3/4 * 1 = 1.5 elements of 8 bytes. Nor do such groups exist.
+    # 2 * 6/7 * 5 = 8.57 and 2 * 3/4 * 1 = 1.5 elements of 8 bytes. The groups need not exist.
     assert brief(trace) == [
         ("7 ranks", "all_reduce", "float64", 72),
         ("4 ranks", "all_reduce", "float64", 16),
@@ -170,7 +170,7 @@ LAYOUTS = [
 
 
 def linear_volume(layer: nn.Linear, shape: GridShape, input_grad: bool) -> list[Issued]:
-    """By the formulas of docs/architecture.md, sorted."""
+    """The collectives by the formulas of docs/architecture.md, sorted."""
     r, s = ("x", "y") if layer.role == "expand" else ("y", "x")
     sizes, m = shape.as_dict(), ROWS // (shape.data * shape.z)
     x, y = m * IN // sizes[s], m * OUT // sizes[r]
@@ -227,12 +227,12 @@ KINDS = {
 
 
 def is_part_of_another(event: torch.autograd.profiler_util.FunctionEvent) -> bool:
-    """Whether it is the all-reduce that a reduce-scatter over gloo is made of."""
+    """Whether this is the all-reduce with which gloo implements a reduce-scatter."""
     return event.cpu_parent is not None and event.cpu_parent.name in KINDS
 
 
 def watch_linear(shape: GridShape) -> None:
-    """The record beside what the profiler sees the kernels hand to c10d and gloo."""
+    """Compares the record with the calls of c10d and gloo in the profiler."""
     for layer, x in linears(shape, "sequential"):
         cpu = torch.profiler.ProfilerActivity.CPU
         with (
@@ -330,7 +330,7 @@ def test_nested_traces_see_the_same_and_leaving_restores(fake_world):
 
 
 class Forwarding(TorchDispatchMode):
-    """Another mode, which passes everything on."""
+    """A mode that passes everything on."""
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         return func(*args, **(kwargs or {}))
@@ -393,7 +393,7 @@ def test_summary():
 
 
 def wait_of_a_fast_rank(algorithm: str, delay: float) -> tuple[float, float]:
-    """How much waiting rank 0, whose peer comes late, and rank 1 count for one call over x."""
+    """The waiting time that a rank counts for one call over x, to which rank 1 comes late."""
     axis = grid_of(GridShape(2)).axis("x")
     shard = torch.ones(4, 4)
     torch.ops.axonn.all_gather(shard, 0, axis.name, axis.size, algorithm)

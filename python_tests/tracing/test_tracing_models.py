@@ -1,4 +1,4 @@
-"""The record of whole training steps: equal to closed formulas, on real and on fake ranks."""
+"""The record of whole training steps equals closed formulas, on real and on fake ranks."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def trace_step(*arguments: object, fake: bool = False) -> list[CommunicationReco
 
 
 def linears(config: ModelConfig) -> list[tuple[str, int, int]]:
-    """(role, out-features, in-features) of every Linear but lm_head."""
+    """(role, out-features, in-features) of every Linear except lm_head."""
     h, block = config.hidden_size, []
     block += [("expand", config.qkv_size, h), ("contract", h, h)]
     block += [("expand", config.up_size, h), ("contract", h, config.mlp_size)]
@@ -76,10 +76,10 @@ def linears(config: ModelConfig) -> list[tuple[str, int, int]]:
 def predicted_bytes(
     config: ModelConfig, parallel: ParallelConfig, shape: GridShape, batch: int
 ) -> dict[str, Fraction]:
-    """Bytes per rank and axis of one fp32 step, by the volumes of the 3D algorithm.
+    """Bytes per rank and axis of one fp32 step, from the volumes of the 3D algorithm.
 
-    (G - 1) / G of the elements that `full` counts; an all-reduce counts twice. Only single numbers
-    are rounded: the loss, the number of labels and the norm.
+    A rank sends (G - 1) / G of the elements in `full`, where an all-reduce counts twice. Only
+    single numbers are rounded: the loss, the number of labels and the norm.
     """
     g, h, v = shape.as_dict(), config.hidden_size, config.vocab_size
     sharded, llama = parallel.layout == "sharded", config.family == "llama"
@@ -102,22 +102,22 @@ def predicted_bytes(
         r, s = ("y", "x") if role == "contract" else ("x", "y")
         full[r] += (2 + regather_x) * m * k // g[s]
         full[s] += 2 * m * n // g[r]
-        # A tied table is gathered once a step, and the sum of its gradients reduced once.
+        # A tied table is gathered once per step, and the sum of its gradients is reduced once.
         if role != "lm_head" or not config.tie_embeddings:
             weight(n, k, gathers)
         if role != "lm_head" and not llama:  # a bias
             small_parameter(n // g[r], ("z", "data"))
     weight(v, h, 1)
-    full["x"] += 2 * m * h // g["y"]  # the embedding's rows, there and back
+    full["x"] += 2 * m * h // g["y"]  # the embedding's rows, in forward and backward
     row_axes = ("x", "z", "data") if sharded else ("z", "data")
     if not llama:
         small_parameter(config.sequence_length * h // g["y"], row_axes)  # positions
     num_norms = 2 * config.num_layers + 1
     small_parameter(num_norms * (1 if llama else 2) * h // g["y"], row_axes)
-    # A row's statistics, once each way: RMSNorm all-reduces one number; LayerNorm gathers two from
-    # each rank, and all-reduces two in backward.
+    # The statistics of each row, in both passes: RMSNorm all-reduces one number; LayerNorm gathers
+    # two from each rank in forward, and all-reduces two in backward.
     full["y"] += num_norms * m_x * (2 * 2 if llama else 2 * g["y"] + 2 * 2)
-    full["x"] += 3 * 2 * m_y  # of the loss
+    full["x"] += 3 * 2 * m_y  # for the loss
     sent = {axis: Fraction((g[axis] - 1) * n * 4, g[axis]) for axis, n in full.items()}
     for axis in ("y", "z", "data") if sharded else ("z", "data"):
         sent[axis] += 2 * single_number_bytes(g[axis], 4)  # loss, number of labels
@@ -127,7 +127,7 @@ def predicted_bytes(
 
 
 def single_number_bytes(group_size: int, itemsize: int) -> int:
-    """2 (G - 1) / G of one element, rounded up."""
+    """The bytes for 2 (G - 1) / G of one element, rounded up to whole elements."""
     return {1: 0, 2: 1}.get(group_size, 2) * itemsize
 
 
@@ -170,8 +170,8 @@ def count_recomputed(config: ModelConfig) -> tuple[Counter[str], Counter[str]]:
 def test_recomputed_collectives_are_recorded_again(pool):
     for plain, recomputed in pool(4).run(count_recomputed, LLAMA):
         more = recomputed - plain
-        # In each block four Linears, each with a gather and a scatter, and the statistics of two
-        # norms, one all-reduce each; no backward twice.
+        # Per block: four Linears, each with a gather and a scatter, and the statistics of two
+        # norms, with one all-reduce each. Backward does not run twice.
         blocks = LLAMA.num_layers
         assert more == {"axonn::linear_forward": 8 * blocks, "axonn::all_reduce": 2 * blocks}
 

@@ -91,7 +91,7 @@ def test_machine_that_was_measured_comes_first(
 
 
 def physical_memory() -> int:
-    """As Linux tells it, which may keep some pages to itself."""
+    """The memory that Linux reports, which may reserve some pages for itself."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 

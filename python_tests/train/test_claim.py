@@ -1,4 +1,4 @@
-"""Two jobs with one folder: the second is refused, unless the first has ended."""
+"""Two jobs with the same folder: the second is refused unless the first has ended."""
 
 from __future__ import annotations
 

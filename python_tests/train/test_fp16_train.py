@@ -1,4 +1,4 @@
-"""Training in fp16: steps that overflow are skipped on all ranks, and the loss scale follows."""
+"""Training in fp16: steps that overflow are skipped on all ranks, and the loss scale adapts."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from trained_here import train_here
 pytestmark = pytest.mark.long
 
 FP16 = {"train.dtype": "fp16"}
-# Small enough that gradients of this model never overflow by themselves: they do above 2**17.
+# Small enough that gradients of this model never overflow by themselves, which happens above 2**17.
 SCALES: dict[str, Any] = {
     "train.initial_loss_scale": 2.0**12, "train.min_loss_scale": 2.0**8,
     "train.max_loss_scale": 2.0**14, "train.loss_scale_window": 5,
 }  # fmt: skip
-# A weight is the fp16 number next to its fp32 master, and a loss is a mean over hundreds of tokens,
-# so its error is far below fp16's 2**-11 = 5e-4 a step; six steps of AdamW raise it little.
+# A weight is its fp32 master rounded to fp16, and a loss is a mean over hundreds of tokens. So its
+# error is far below fp16's 2**-11 = 5e-4 per step, and six steps of AdamW amplify it little.
 LOSS_BOUND = 1e-3
 
 
@@ -37,7 +37,7 @@ def losses(folder: Path) -> list[float]:
 def check_overflows(
     pool, folder: Path, grid: str, keys: dict[str, Any], *, steps: int, count: int, seed: int
 ) -> tuple[Any, Any]:  # fmt: skip
-    """Trains with overflows and without; returns what rank 0 saw of either."""
+    """Trains with overflows and without; returns rank 0's observations of both."""
     keys = SCALES | {"train.steps": steps} | keys
     ranks = random_overflows(count=count, steps=steps, world_size=4, seed=seed)
     every = pool(4).run(
@@ -75,7 +75,7 @@ def test_all_ranks_skip_the_same_steps(pool, tmp_path, grid, keys) -> None:
     seen, clean = check_overflows(pool, tmp_path, grid, keys, steps=16, count=3, seed=1)
     first = min(seen.skipped)
     for step in range(1, first + 1):
-        # Powers of two scale both alike.
+        # Scales are powers of two, which cause no rounding.
         assert seen.losses[step] == clean.losses[step]
     assert seen.losses[first + 1] != clean.losses[first + 1]
 
@@ -90,8 +90,8 @@ def test_ten_overflows_in_two_hundred_steps_cost_little(pool, tmp_path, grid, ke
     seen, clean = check_overflows(pool, tmp_path, grid, keys, steps=200, count=10, seed=2)
     end, begin = clean.eval_losses[200], clean.eval_losses[0]
     assert end < 0.75 * begin, "it has learned something"
-    # Ten updates are missing, so the run ends about where the other one was ten updates earlier. By
-    # then the learning rate is near its least: the last 60 updates gain more than these ten may.
+    # Ten updates are missing, so the run ends about where the other one was ten updates earlier.
+    # There, the learning rate is near its minimum: the last 60 updates gain more than ten may lose.
     assert abs(seen.eval_losses[200] - end) < clean.eval_losses[140] - end
 
 
@@ -123,7 +123,7 @@ def test_accumulation_recomputation_and_overlap(tmp_path) -> None:
 
 @pytest.mark.parametrize("dtype", ["fp16", "bf16"])
 def test_the_scale_at_first_overflow_and_what_is_shown(tmp_path, capsys, dtype) -> None:
-    """Of fp16 alone."""
+    """They are shown only for fp16."""
     train_here(
         tmp_path / "run",
         **{"train.dtype": dtype, "train.initial_loss_scale": 2.0**22, "train.steps": 10,
@@ -185,7 +185,7 @@ def test_scales_that_do_not_fit_are_named(tmp_path) -> None:
 
 # --- Checkpoints ----------------------------------------------------------------------------------
 
-# Starts where the first steps overflow, and rises every three steps after.
+# The scale starts so high that the first steps overflow, and then rises every three steps.
 SAVES = FP16 | {
     "checkpoint.interval": 2, "optim.final_lr_fraction": 1, "train.initial_loss_scale": 2.0**19,
     "train.loss_scale_window": 3, "train.steps": 14, "train.micro_batches": 2,
@@ -195,7 +195,7 @@ SAVES = FP16 | {
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run in fp16 that was never interrupted."""
+    """An uninterrupted run in fp16."""
     folder = tmp_path_factory.mktemp("whole") / "run"
     train_here(folder, **SAVES)
     return folder
@@ -209,7 +209,7 @@ def test_a_run_in_another_dtype_goes_on(tmp_path, whole, dtype, capsys) -> None:
     assert f"train.dtype was 'fp16' in the run that is continued, now '{dtype}'" in (
         capsys.readouterr().out
     )
-    # Masters are in fp32 in all of them, so only the arithmetic of a step differs: 2**-8 in bf16.
+    # Masters are always in fp32, so only the arithmetic of a step differs: 2**-8 in bf16.
     first, want = read_metrics(tmp_path / "run").steps[0], read_metrics(whole).steps[8]
     assert first.step == want.step == 9
     assert abs(first.loss / want.loss - 1) < 2**-8

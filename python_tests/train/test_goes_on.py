@@ -1,4 +1,4 @@
-"""A run that goes on from a checkpoint tells what it told before, and nothing twice."""
+"""A run that resumes from a checkpoint reports the same values as before, and nothing twice."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ TIMES = ("tokens_per_s", "tflops", "hardware_tflops", "memory_bytes", "eta_s")
 
 
 def told(folder: Path) -> list[dict[str, Any]]:
-    """All that does not depend on how fast the machine is."""
+    """All metrics that do not depend on the machine's speed."""
     run = read_metrics(folder)
     lines = [dataclasses.asdict(line) for line in (*run.steps, *run.evaluations)]
     return [{key: line[key] for key in line if key not in TIMES} for line in lines]
@@ -32,7 +32,7 @@ def told(folder: Path) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("dtype", ["fp16", "bf16"])
 def test_steps_after_a_checkpoint_are_told_once_and_are_the_same(tmp_path, dtype: str) -> None:
-    """Losses, rates, loss scales; also if the job ended while it wrote a line."""
+    """Losses, rates and loss scales are the same, even if the job ended while writing a line."""
     folder, options = tmp_path / "run", OPTIONS | {"train.dtype": dtype}
     whole = train_here(folder, **options)
     assert [each.step for each in whole.evaluations] == [0, 2, 4, 5]
@@ -60,7 +60,7 @@ def test_steps_after_a_checkpoint_are_told_once_and_are_the_same(tmp_path, dtype
 def test_another_batch_size_goes_on_behind_what_was_read(
     tmp_path, capsys, monkeypatch, order
 ) -> None:
-    """Twice: 3 steps of 8 sequences, then 2 of 4 and 2 of 16 read the sequences 0 to 63 once."""
+    """It changes twice: 3 steps of 8 sequences, then 2 of 4 and 2 of 16 read 0 to 63 once."""
     (text := tmp_path / "texts").mkdir()
     for number in range(80):
         (text / f"{number}.txt").write_text(f"{number} " * 60)

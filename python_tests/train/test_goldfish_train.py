@@ -1,4 +1,4 @@
-"""Goldfish loss in the trainer: the same on grids as in plain torch.nn, and what divides it."""
+"""Goldfish loss in the trainer: the same on grids as in plain torch.nn; and its divisor."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from trained_here import train_here
 
 pytestmark = pytest.mark.long
 
-# Documents are files of Python's sources; short windows leave most of a sequence to the rule.
+# Documents are files of Python's sources. With short windows, the rule covers most of a sequence.
 GOLDFISH = {"goldfish.k": 2, "goldfish.h": 2, "train.micro_batches": 4, "train.eval_batches": 8}
 PLAIN = {"model.implementation": "plain", "model.num_layers": 4}
 
 
 def numbers(run_metrics: RunMetrics) -> list[float]:
-    """Losses, norms, and losses of evaluations."""
+    """The losses, norms and evaluation losses."""
     steps = run_metrics.steps
     evaluated = [m.eval_loss for m in run_metrics.evaluations]
     return [m.loss for m in steps] + [m.grad_norm for m in steps] + evaluated
@@ -39,16 +39,16 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> RunMetrics:
 
 def test_the_mean_is_over_the_labels_that_are_left(plain: RunMetrics, tmp_path: Path) -> None:
     whole = train_here(tmp_path / "whole", **GOLDFISH | PLAIN | {"goldfish.k": 0, "train.steps": 1})
-    # Half of the 31 of 32 targets that have a window; text repeats itself, so not exactly.
+    # About half of the targets that have a window, 31 of 32; inexact, as text has repetitions.
     assert all(0.3 < m.dropped < 0.65 for m in plain.steps)
     assert [m.dropped for m in whole.steps] == [0.0]
     assert plain.steps[0].loss != whole.steps[0].loss
-    # The weights are the same still, and evaluation takes all labels.
+    # The weights are still the same, and evaluation uses all labels.
     assert plain.evaluations[0].eval_loss == whole.evaluations[0].eval_loss
 
 
 def test_micro_batches_change_no_loss(plain: RunMetrics, tmp_path: Path) -> None:
-    """They have different numbers of labels, so that a mean of their means would be wrong."""
+    """They have different numbers of labels, so a mean of their means would be wrong."""
     other = {"train.micro_batches": 1, "train.eval_batches": 2, "model.num_layers": 4}
     got = train_here(tmp_path / "run", **GOLDFISH | other)
     torch.testing.assert_close(numbers(got), numbers(plain), rtol=1e-5, atol=0)

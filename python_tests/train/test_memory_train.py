@@ -1,4 +1,4 @@
-"""Runs whose optimizer's state is divided over data, or on the host."""
+"""Runs with the optimizer's state sharded over data, or on the host."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ OPTIONS = {"train.steps": 8, "train.eval_interval": 4, "train.micro_batches": 2}
 
 
 def train(folder: Path, grid: str, **options: object) -> list[float]:
-    """Returns the losses of a run."""
+    """Runs a training; returns its losses."""
     done = run(
         [*AXONN, "train", "--grid", grid, "--out", str(folder), *small(**OPTIONS, **options)]
     )
@@ -28,7 +28,7 @@ def train(folder: Path, grid: str, **options: object) -> list[float]:
 
 @pytest.mark.slow
 def test_zero_and_offload_change_no_loss(tmp_path: Path) -> None:
-    """A run with both goes on with neither, on another grid, from its checkpoint."""
+    """A run with both is resumed with neither, on another grid."""
     options = {"checkpoint.interval": 4}
     whole = train(tmp_path / "whole", "z=2", **options)
     divided = {
@@ -75,7 +75,7 @@ def test_what_a_job_needs_is_what_its_ranks_hold(
     keys = SMALL | {"model.num_layers": 4, "train.batch_size": 16, "train.micro_batches": 4}
     overrides = tuple(Override(key, str(value)) for key, value in keys.items())
     job = prepare(load_config(None, grid=grid, overrides=overrides), world_size=4)
-    tokens = 4 * job.model.sequence_length  # of a micro-batch, 16 bytes each
+    tokens = 4 * job.model.sequence_length  # per micro-batch, 16 bytes each
     a_rank = 16 * (job.model.num_parameters() // parts + tokens // row_groups)
     monkeypatch.setattr(memory.host, "memory_bytes", lambda: 3 * a_rank + 32)
     check_memory(job, ranks_here=3)

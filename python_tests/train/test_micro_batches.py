@@ -1,4 +1,4 @@
-"""Gradients of a step cross the data axis once, and lose the loss scale."""
+"""Gradients of a step cross the data axis once, and are divided by the loss scale."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def bytes_of_a_step(mode: str, count: int) -> int:
 
 @pytest.mark.parametrize("mode", ["on", "off"])
 def test_gradients_are_summed_once_a_step(pool, mode: str) -> None:
-    """Besides, each micro-batch adds a loss."""
+    """In addition, each micro-batch adds a loss."""
     one, three = (pool(2).run(bytes_of_a_step, mode, count) for count in (1, 3))
     assert three == [sent + 2 * torch.float32.itemsize for sent in one]
 

@@ -102,7 +102,7 @@ def test_what_one_rank_has_is_named_on_all(pool, shape) -> None:
 
 
 def test_only_steps_in_a_row_end_a_run() -> None:
-    """A step that is fine begins a new row."""
+    """A finite step resets the count."""
     overrides = (Override("train.steps", "1"), Override("train.on_nonfinite", "skip"))
     fine = NonFinite(load_config(None, overrides=overrides), nn.Linear(1, 1), None)
     for _ in range(3):

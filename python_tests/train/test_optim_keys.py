@@ -1,4 +1,4 @@
-"""Each option of the optimizer and its schedule changes a run; none is read and then dropped."""
+"""Each option of the optimizer and its schedule affects a run; none is read and ignored."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from axonn_ext.train.config import OptimTable
 from trained_here import train_here
 
-# Values that training must notice, and values that change where state is but no bit of it.
+# Values that must change training, and values that change only the place of the state.
 OTHER = {
     "lr": 2e-3, "final_lr_fraction": 0.9, "warmup_steps": 4, "weight_decay": 2.0, "beta1": 0.5,
     "beta2": 0.5, "eps": 1e-2, "clip_norm": 0.05,

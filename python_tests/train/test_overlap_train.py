@@ -1,4 +1,4 @@
-"""Overlap in training runs: the same losses, a profile, and what the end of a run says."""
+"""Overlap in training runs: the same losses, a profile, and the summary of a run."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from grids import grid_of
 
 pytestmark = pytest.mark.long
 
-# At a constant learning rate, the first steps do not depend on how many there are.
+# With a constant learning rate, the first steps do not depend on the number of steps.
 OPTIONS = {"train.steps": 11, "train.eval_interval": 4, "train.micro_batches": 2,
            "optim.final_lr_fraction": 1}  # fmt: skip
 ON = {"overlap.mode": "on", "overlap.prefetch": 2}
@@ -30,7 +30,7 @@ GRID = ["--grid", "z=2,data=2"]
 
 @pytest.fixture(scope="module")
 def folder_and_output(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
-    """A run with overlap."""
+    """The folder and the output of a run with overlap."""
     folder = tmp_path_factory.mktemp("overlap") / "on"
     options = small(**OPTIONS | ON)
     done = run([*AXONN, "train", *GRID, "--profile", "--out", str(folder), *options])
@@ -41,7 +41,7 @@ def folder_and_output(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, s
 def test_losses_are_those_of_the_same_collectives_waited_for_at_once(
     folder_and_output: tuple[Path, str], tmp_path: Path
 ) -> None:
-    """Of 11 steps, 2, 4, 6 and 8 wait for every collective at once; of 9 steps, none does."""
+    """In 11 steps, 2, 4, 6 and 8 wait for every collective at once; in a run of 9, none does."""
     folder, _ = folder_and_output
     options = small(**OPTIONS | ON | {"train.steps": 9})
     done = run([*AXONN, "train", *GRID, "--out", str(tmp_path / "run"), *options])
@@ -82,7 +82,7 @@ def test_profile_is_a_chrome_trace_of_compute_and_lanes(
 
 
 def judged(overlapped_s: float, at_once_s: float) -> str:
-    """What is said of steps that take as long as that."""
+    """The summary for steps that take these times."""
     grid = grid_of(GridShape(z=2))
     layer = Linear(8, 8, grid=grid, role="expand")
     with Orchestrator(layer) as orchestrator:

@@ -57,7 +57,7 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
 )  # fmt: skip
 def test_learns_what_plain_learns(plain, tmp_path, grid, options) -> None:
     output = train(tmp_path / "run", grid, **PARTS, **options)
-    # fp32 sums in another order: 1e-7 at a step, and 6 steps are too few for it to grow.
+    # fp32 sums in a different order: 1e-7 per step, and 6 steps are too few for it to grow.
     torch.testing.assert_close(losses(tmp_path / "run"), losses(plain), rtol=1e-5, atol=0)
     assert "ms exposed, bubbles included" in output
     assert "Traceback" not in output

@@ -1,4 +1,4 @@
-"""SIGTERM and SIGUSR1 save a run, as a user sees it."""
+"""SIGTERM and SIGUSR1 save a run, from the user's point of view."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ ENDLESS = ("--train.steps", "1000000", "--checkpoint.interval", "500000", "--gri
 
 
 def start(folder: Path) -> subprocess.Popen[str]:
-    """A run that is in its steps."""
+    """Starts a run, and waits for its first steps."""
     job = subprocess.Popen(
         command(folder, *ENDLESS, "--resume", "auto"),
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
@@ -36,7 +36,7 @@ def start(folder: Path) -> subprocess.Popen[str]:
 
 
 def end(job: subprocess.Popen[str], pid: int, number: signal.Signals) -> str:
-    """What the job has printed until its end, which the signal asks for."""
+    """Sends a signal that ends the job; returns the job's output."""
     os.kill(pid, number)
     output, _ = job.communicate(timeout=HANG_SECONDS)
     return output
@@ -47,7 +47,7 @@ def test_a_run_that_is_told_to_end_saves_and_goes_on(tmp_path) -> None:
     last = 0
     for number in (signal.SIGTERM, signal.SIGUSR1):
         job = start(folder)
-        # The first time the launcher has the signal, the second time a single rank.
+        # First the launcher gets the signal, then a single rank.
         pid = job.pid if number == signal.SIGTERM else workers_of(job.pid)[1]
         output = end(job, pid, number)
         assert job.returncode == 0, output
@@ -67,7 +67,7 @@ def test_a_rank_that_does_not_answer_ends_the_job_without_saving(tmp_path) -> No
     stopped = workers_of(job.pid)[1]
     os.kill(stopped, signal.SIGSTOP)
     try:
-        time.sleep(0.5)  # rank 0 waits in a collective
+        time.sleep(0.5)  # rank 0 is waiting in a collective
         job.send_signal(signal.SIGTERM)
         wait_until(lambda: len(workers_of(job.pid)) < 2, "the end of the rank that answers")
     finally:

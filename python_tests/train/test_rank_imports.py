@@ -1,4 +1,4 @@
-"""What a rank of a training loads: little more than torch, since thousands read the same disks."""
+"""A training's ranks load little more than torch, since thousands may read the same disks."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ import pytest
 from commands import environment, small
 from limits import HANG_SECONDS
 
-CEILING = 1.2  # times what torch alone opens and asks for
-# Counts the files that Python opens, a module once, whether it is compiled already or not, and how
-# often imports ask for the status of a file or folder.
+CEILING = 1.2  # times the files and stat calls of importing only torch
+# Counts the files that Python opens, each module once whether or not its bytecode is cached, and
+# the stat calls of imports.
 COUNT = """
 import importlib._bootstrap_external, os, re, sys
 names, stats, stat = set(), [], importlib._bootstrap_external._path_stat
@@ -73,7 +73,7 @@ def test_a_rank_opens_few_more_files_than_torch(tmp_path: Path) -> None:
     torch, rank = (set((tmp_path / name).read_text().splitlines()) for name in ("torch", "rank1"))
     loaded = [name for name in UNUSED if f"module {name}" in rank]
     assert not loaded, "what a rank that is not the first has no use for"
-    own = (str(tmp_path), "module ", "stats ")  # what the run reads and writes is not loaded
+    own = (str(tmp_path), "module ", "stats ")  # the run's own files do not count
     files = [sum(not line.startswith(own) for line in lines) for lines in (torch, rank)]
     stats = [
         next(int(line[6:]) for line in lines if line[:6] == "stats ") for lines in (torch, rank)

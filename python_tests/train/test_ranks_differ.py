@@ -1,4 +1,4 @@
-"""Ranks whose configuration, data, version or settings differ: every rank names it, at once."""
+"""If ranks differ in configuration, data, version or settings, every rank names it at once."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from limits import HANG_SECONDS
 from token_files import write_token_files
 
 NUM_PAIRS = 200
-TEXTS = {"recompute": ("full", "every:2"), "blocks": ("1,1", "2,0")}  # that keys of a form take
+TEXTS = {"recompute": ("full", "every:2"), "blocks": ("1,1", "2,0")}  # keys with own syntax
 OTHER_SETTINGS = {
     "AXONN_TIMEOUT_SECONDS": "77",
     "AXONN_SYMMETRIC_MEMORY_BYTES": "2097152",
@@ -54,7 +54,7 @@ DATA = ("text", "mixture", "tokens", "documents", "examples", "prompts")
 
 @dataclasses.dataclass(frozen=True)
 class Pair:
-    """One thing in which rank 1 differs from rank 0: a key, a setting, a version or the data."""
+    """A difference between ranks 0 and 1: a key, a setting, a version or the data."""
 
     kind: str
     name: str
@@ -62,7 +62,7 @@ class Pair:
 
 
 def other_value(info: Key, name: str, value: Any, draw: random.Random) -> Any:
-    """A value that the key may have, and that is not this one."""
+    """Another valid value of the key."""
     if isinstance(value, bool):
         return not value
     if info.choices:
@@ -82,7 +82,7 @@ def other_value(info: Key, name: str, value: Any, draw: random.Random) -> Any:
 
 
 def all_pairs() -> Iterator[Pair]:
-    """Endlessly: each key with a value, each setting, version and kind of data."""
+    """Yields without end: each key with a value, each setting, version and kind of data."""
     draw = random.Random(45)
     while True:
         for table in dataclasses.fields(Config):
@@ -99,7 +99,7 @@ def all_pairs() -> Iterator[Pair]:
 def with_key(config: Config, dotted: str, value: Any) -> Config:
     name, _, key = dotted.partition(".")
     table = copy.copy(getattr(config, name))
-    object.__setattr__(table, key, value)  # which other keys may exclude
+    object.__setattr__(table, key, value)  # other keys may forbid this value
     return dataclasses.replace(config, **{name: table})
 
 
@@ -113,7 +113,7 @@ def base_config(folder: Path, **keys: str) -> Config:
 
 
 def data_of(folder: Path, kind: str, changed: int | None) -> dict[str, str]:
-    """The keys of a run on this kind of data, of which one place is another one for `changed`."""
+    """Writes this kind of data; returns the keys of a run. changed: the place that differs."""
     folder.mkdir(parents=True, exist_ok=True)
     text = bytearray(random.Random(1).randbytes(4000))
     if kind == "mixture":
@@ -154,7 +154,7 @@ def read(job: Job) -> Corpus | Examples:
 
 
 def meet_in_pairs(folder: Path, pairs: list[Pair]) -> list[str]:
-    """What this rank says of each pair, "" for nothing, where rank 1 is the other one."""
+    """This rank's error for each pair, in which rank 1 has the other value; "" for none."""
     rank, world = dist.get_rank(), dist.group.WORLD
     assert world is not None
     data_of(own := folder / str(rank), "text", None)
@@ -188,7 +188,7 @@ def meet_in_pairs(folder: Path, pairs: list[Pair]) -> list[str]:
 
 
 def expected(pair: Pair, base: Config) -> str:
-    """What every rank must say; "" for a key that may differ."""
+    """The error that every rank must raise; "" for a key that may differ."""
     if pair.kind == "setting":
         return f"{pair.name} is "
     if pair.kind == "version":
@@ -196,7 +196,7 @@ def expected(pair: Pair, base: Config) -> str:
     if pair.kind == "data":
         return "the text is "
     table, _, key = pair.name.partition(".")
-    if pair.name in ("model.pretrained", "lora.start"):  # of which one has none here
+    if pair.name in ("model.pretrained", "lora.start"):  # one of the ranks does not set it
         return f"whether {pair.name} is set is true on rank 1, but false on rank 0"
     if pair.name in MAY_DIFFER:
         is_other_device = pair.name == "train.device" and pair.value == "cuda"
@@ -206,7 +206,7 @@ def expected(pair: Pair, base: Config) -> str:
 
 
 def test_ranks_that_differ_in_one_thing_name_it(pool, tmp_path: Path) -> None:
-    """Every key, setting and kind of data at least once."""
+    """The pairs include every key, setting and kind of data."""
     pairs = list(itertools.islice(all_pairs(), NUM_PAIRS))
     base = base_config(tmp_path)
     answers = zip(pairs, *pool(2).run(meet_in_pairs, tmp_path, pairs), strict=True)
@@ -242,7 +242,7 @@ def run_ranks(
     code: Path | None = None,
     **variables: str,
 ) -> list[tuple[int, str]]:
-    """Status and output of two ranks that no launcher has started; rank 1 has these in addition."""
+    """Status and output of two ranks without a launcher; `of_rank_1` are rank 1's own options."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         port = listener.getsockname()[1]
@@ -271,7 +271,7 @@ def train(folder: Path, text: Path) -> list[str]:
 
 
 def other_version(folder: Path) -> Path:
-    """A folder with this package, whose version is another one."""
+    """A folder that contains this package with another version number."""
     package = folder / "axonn_ext"
     package.mkdir(parents=True)
     for path in Path(axonn_ext.__file__).parent.iterdir():

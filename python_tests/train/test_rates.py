@@ -1,4 +1,4 @@
-"""The operations of a run per second, and its part of the machine's peak."""
+"""The operations per second of a run, and its share of the machine's peak."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MODEL = ModelConfig(1024, 64, 7, 4, 128)
 
 
 def products(model: ModelConfig) -> int:
-    """Two operations for each element of the matrices of one block, per token, in forward."""
+    """Operations per token in forward: two per element of the matrices of one block."""
     return 2 * sum(w.n * w.k for w in model.block_linears)
 
 
@@ -34,7 +34,7 @@ def test_all_of_attention_is_twice_its_causal_half() -> None:
 
 
 def test_the_count_with_all_of_attention_is_megatrons() -> None:
-    """arXiv:2104.04473, equation 3, of which a step without recomputation has 72 instead of 96."""
+    """arXiv:2104.04473, equation 3, with 72 instead of 96 for a step without recomputation."""
     model = ModelConfig(51200, 4096, 36, 32, 2048)
     s, h, layers, vocab = 2048, 4096, 36, 51200
     megatron = 72 * layers * h**2 * (1 + s / (6 * h) + vocab / (12 * layers * h))
@@ -43,7 +43,7 @@ def test_the_count_with_all_of_attention_is_megatrons() -> None:
 
 @pytest.mark.parametrize(
     ("policy", "pipe", "blocks"),
-    # of 7 blocks; two stages have 4 and 3, or 3 and 4, of which each counts its own
+    # there are 7 blocks; two stages have 4 and 3, or 3 and 4, and each recomputes among its own
     [("none", 1, 0), ("full", 1, 7), ("every:2", 1, 4), ("every:2", 2, 4), ("every:4", 2, 2)],
 )
 def test_hardware_flops_have_the_forward_passes_that_run_again(

@@ -1,4 +1,4 @@
-"""Runs that go on from a checkpoint: in the same folder, in another, on another grid."""
+"""Runs that resume from a checkpoint: in the same folder, in another, on another grid."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from trained_here import train_here
 
 pytestmark = pytest.mark.long
 
-# The learning rate stays after its warm-up, or it would depend on train.steps.
+# The learning rate is constant after its warm-up; otherwise it would depend on train.steps.
 SAVES = {
     "checkpoint__interval": 2, "parallel__algorithm": "sequential", "optim__final_lr_fraction": 1,
 }  # fmt: skip
@@ -27,7 +27,7 @@ def losses(folder: Path) -> dict[int, float]:
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of six steps that was never interrupted."""
+    """An uninterrupted run of six steps."""
     folder = tmp_path_factory.mktemp("whole") / "run"
     train_here(folder, **SAVES)
     return folder
@@ -108,7 +108,7 @@ def test_a_disk_that_is_full_stops_no_training(tmp_path, capsys, monkeypatch, ba
     assert not list((folder / "checkpoints").glob(".*"))
 
 
-@pytest.mark.slow  # test_pipeline_train.py has one that is not
+@pytest.mark.slow  # test_pipeline_train.py has a similar test that is not slow
 def test_the_command_goes_on_on_another_grid(tmp_path, whole) -> None:
     folder = tmp_path / "run"
     options = small(**SAVES, train__steps=4)
@@ -120,7 +120,7 @@ def test_the_command_goes_on_on_another_grid(tmp_path, whole) -> None:
     assert gone_on.status == 0, gone_on.output
     assert "resumed  step 4 of a run on x=2,y=1,z=1" in gone_on.output
     want, got = losses(whole), losses(folder)
-    # Float32 sums in another order, which six steps of AdamW raise; a wrong moment gives 1e-2.
+    # Six steps of AdamW amplify the error of fp32 sums in another order; a wrong moment gives 1e-2.
     assert all(math.isclose(got[step], want[step], rel_tol=1e-4) for step in want)
 
 

@@ -1,4 +1,4 @@
-"""A rank that is slow for long is named, and none that is slow for a while."""
+"""A rank that is slow for long is named, but not one that is slow only for a while."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from axonn_ext.train.slow_ranks import IN_A_ROW, WINDOW, SlowRanks
 from commands import run, small, torchrun
 from grids import grid_of
 
-WORK, MORE = 0.1, 1.5  # seconds of each rank's work, and how many times as long a slow rank works
-STEP = 4 * WORK  # as long on each rank
+WORK, MORE = 0.1, 1.5  # seconds of each rank's work, and the factor for a slow rank
+STEP = 4 * WORK  # seconds, the same on each rank
 
 
 def said(
     shape: GridShape, factor: Callable[[int, int], float], windows: int, step_seconds: float = STEP
 ) -> list[str]:
-    """What rank 0 says; factor(rank, window): of this rank's work."""
+    """The messages of rank 0. factor(rank, window): the factor for the rank's work."""
     lines: list[str] = []
     rank = dist.get_rank()
     noise = random.Random(rank)
@@ -31,7 +31,7 @@ def said(
     for window, step in itertools.product(range(windows), range(WINDOW)):
         own = WORK * factor(rank, window) * noise.uniform(0.97, 1.03)
         if step % 10 == 0:
-            own += WORK * noise.uniform(0, 9)  # whatever comes now and then
+            own += WORK * noise.uniform(0, 9)  # an occasional delay
         slow.step(step_seconds, step_seconds - own)
     return lines
 
@@ -82,13 +82,13 @@ def test_a_rank_that_is_slow_only_briefly_or_has_more_work_is_not_named(pool) ->
         (flat, of_another_rank_each_time, 3 * IN_A_ROW),
         (flat, for_a_while, 3 * IN_A_ROW),
         (flat, slightly, 3 * IN_A_ROW),
-        (flat, of_rank_3, 3 * IN_A_ROW, 20 * STEP),  # of steps that it hardly makes longer
+        (flat, of_rank_3, 3 * IN_A_ROW, 20 * STEP),  # in long steps, where it hardly matters
         (GridShape(pipe=2, z=2), of_a_stage, 3 * IN_A_ROW),
     ):
         assert not any(pool(4).run(said, *arguments)), arguments
 
 
-# `axonn-ext` with windows of two steps, whose rank 1 takes a while for each update.
+# `axonn-ext` with windows of two steps, and a rank 1 with slow updates.
 PROGRAM = """
 import os, sys, time
 from axonn_ext.cli.main import main
@@ -104,7 +104,7 @@ sys.exit(main(sys.argv[1:]))
 
 @pytest.mark.long
 def test_a_training_names_its_slow_rank(tmp_path: Path) -> None:
-    """The other one waits for it in each step, and in an evaluation after each."""
+    """The other rank waits for it in each step, and in an evaluation after each step."""
     program = tmp_path / "program.py"
     program.write_text(PROGRAM)
     *launcher, _, _ = torchrun(2)  # runs the program, not a module

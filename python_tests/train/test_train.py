@@ -1,4 +1,4 @@
-"""Training runs: a grid learns what one plain process learns, and leaves the files it promises."""
+"""Training runs: a grid learns the same as one plain process, and writes the promised files."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_grid_in_processes_of_its_own_learns_what_plain_learns(plain: Path, tmp_
     assert done.status == 0, done.output
     comparison = compare(folder, plain)
     assert len(comparison.pairs) == 6
-    # fp32 sums in another order: 1e-7 at a step, and 6 steps are too few for it to grow.
+    # fp32 sums in a different order: 1e-7 per step, and 6 steps are too few for it to grow.
     assert comparison.worst.difference < 1e-5
     assert [pair.step for pair in comparison.evaluations] == [0, 3, 6]
     assert all(pair.difference < 1e-5 for pair in comparison.evaluations)
@@ -121,7 +121,7 @@ def test_run_repeats_exactly(plain: Path, tmp_path: Path) -> None:
     ids=str,
 )
 def test_options_change_no_loss(plain: Path, tmp_path: Path, options: dict[str, object]) -> None:
-    # As many sequences in an evaluation, whatever the micro-batch.
+    # The same number of sequences in an evaluation for any micro-batch.
     batches = 2 * int(str(options.get("train.micro_batches", 1)))
     got = train_here(tmp_path / "run", **options, train__eval_batches=batches)
     torch.testing.assert_close(losses(got), losses(read_metrics(plain)), rtol=1e-5, atol=0)
@@ -130,7 +130,7 @@ def test_options_change_no_loss(plain: Path, tmp_path: Path, options: dict[str, 
 @pytest.mark.parametrize("implementation", ["axonn", "plain"])
 def test_bf16_follows_fp32(plain: Path, tmp_path: Path, implementation: str) -> None:
     got = train_here(tmp_path / "run", train__dtype="bf16", model__implementation=implementation)
-    # bf16 rounds by 2**-9; a loss is a mean over 256 tokens of what several layers rounded.
+    # bf16 rounds by 2**-9 in several layers; a loss is a mean over 256 tokens.
     torch.testing.assert_close(losses(got), losses(read_metrics(plain)), rtol=1e-2, atol=0)
     assert losses(got) != losses(read_metrics(plain))
 
@@ -182,7 +182,7 @@ def test_a_disk_that_is_full_as_the_profile_is_written(
 
 def test_smoothing() -> None:
     assert smoothed([3.0] * 50) == [3.0] * 50
-    assert smoothed([5.0, 1.0, 1.0, 1.0], span=0.5)[0] == 5.0  # the start is not flattened
+    assert smoothed([5.0, 1.0, 1.0, 1.0], span=0.5)[0] == 5.0  # the first value is kept
     assert smoothed([0.0, 3.0, 6.0], span=0.5) == [0.0, 3.0, 4.5]
 
 
@@ -218,7 +218,7 @@ def test_plain_model_is_causal_and_its_loss_a_mean(family: str) -> None:
 @pytest.mark.parametrize("tie", [True, False])
 @pytest.mark.parametrize("name", FAMILIES)
 def test_plain_model_is_hugging_faces(name: str, tie: bool) -> None:
-    """Built by transformers from the config.json that the family writes."""
+    """transformers builds its model from the config.json that the family writes."""
     import transformers  # `make test-slow` installs it
 
     torch.manual_seed(0)

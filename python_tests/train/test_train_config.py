@@ -1,4 +1,4 @@
-"""The configuration: defaults, TOML, overrides, and what is said of mistakes."""
+"""The configuration: defaults, TOML, overrides, and error messages."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ EXAMPLES = sorted((Path(__file__).resolve().parents[2] / "examples").glob("*.tom
 
 
 def problems(path: Path | None = None, **overrides: str) -> list[str]:
-    """What is wrong with the overrides; a double underscore stands for the dot of a key."""
+    """The problems of the overrides; a double underscore stands for the dot of a key."""
     pairs = tuple(Override(key.replace("__", "."), text) for key, text in overrides.items())
     with pytest.raises(UserError) as caught:
         load_config(path, overrides=pairs)
@@ -55,7 +55,7 @@ def test_file_then_grid_then_overrides(tmp_path: Path) -> None:
             Override("data.vocabulary", "7"),
         ),
     )
-    assert config.grid == GridShape(y=2, z=3)  # --grid stands for all five axes
+    assert config.grid == GridShape(y=2, z=3)  # --grid replaces all five axes
     assert config.model.hidden_size == 64
     assert config.optim.lr == 1.0
     assert isinstance(config.optim.lr, float)
@@ -227,7 +227,7 @@ def test_job_names_the_numbers(tmp_path: Path) -> None:
 
 @contextmanager
 def fused_kernels(why: str = "") -> Iterator[list[tuple[Any, ...]]]:
-    """As if the CUDA parts were built, and said why they cannot; what they are asked."""
+    """Simulates the CUDA parts, which give this reason not to run; yields the questions asked."""
     asked: list[tuple[Any, ...]] = []
 
     def answer(
@@ -255,7 +255,7 @@ def on_gpus(
     local_world_size: int | None = None,
     **overrides: str,
 ) -> list[str]:
-    """What keeps "fused" from a machine that seems to have GPUs."""
+    """The problems of "fused" on a machine that seems to have GPUs."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     overrides = {"train__device": "cuda", "parallel__algorithm": "fused", **overrides}
     pairs = tuple(Override(key.replace("__", "."), text) for key, text in overrides.items())
@@ -269,7 +269,7 @@ def on_gpus(
 
 @pytest.mark.skipif(extension.cuda is not None, reason="the CUDA parts are built")
 def test_fused_on_gpus_is_refused_in_the_words_of_the_op(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Found without a peer, and where there is no reason against it, it is taken."""
+    """The problem is found without peers; "fused" is accepted if there is none."""
     bf16 = {"train__dtype": "bf16"}
     [problem] = on_gpus(monkeypatch, **bf16)
     assert problem == (
@@ -279,7 +279,7 @@ def test_fused_on_gpus_is_refused_in_the_words_of_the_op(monkeypatch: pytest.Mon
     with fused_kernels() as asked:
         assert on_gpus(monkeypatch, grid="x=2,y=4", **bf16) == []
         assert asked == [(torch.device("cuda", 0), torch.bfloat16, "any", 4)]
-        # Two hosts of four: x and y lie within one, or z does not.
+        # Two hosts of four ranks: x and y are inside a host, but z is not.
         assert on_gpus(monkeypatch, grid="x=2,y=2,data=2", local_world_size=4, **bf16) == []
         [problem] = on_gpus(monkeypatch, grid="x=2,y=2,z=2", local_world_size=4, **bf16)
         assert "all-reduces need GPUs that reach each other's memory" in problem
@@ -326,7 +326,7 @@ def test_vocabulary_decides_the_model() -> None:
 
 
 def test_what_a_checkpoint_holds_says_nothing_if_nothing_has_changed() -> None:
-    """Also in one of an earlier version, which wrote 0 where a key is off, and had fewer keys."""
+    """This includes an earlier version, which wrote 0 for disabled keys, and had fewer keys."""
     now = as_json(Config())
     assert now["model"]["num_kv_heads"] == 0
     before = {table: dict(keys) for table, keys in now.items() if table != "lora"}

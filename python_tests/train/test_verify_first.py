@@ -1,4 +1,4 @@
-"""`[train] verify`: who runs `axonn-ext verify`, when, and what the other ranks do meanwhile."""
+"""`[train] verify`: which ranks run `axonn-ext verify`, when, and how the others wait."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ STARTED = "checking the GPU kernels by `axonn-ext verify`, as train.verify asks"
 
 
 def take_part(folder: str, topic: str, *cases: str) -> dict[str, Any]:
-    """What a rank has said, and which hosts have a stamp when it goes on."""
+    """A rank's messages, and the hosts that have a stamp when it continues."""
     rank = dist.get_rank()
     here = Process(rank, 4, 2)
     caches = [Path(folder) / f"host{host}" for host in range(2)]
@@ -129,7 +129,7 @@ def test_a_command_that_does_not_end_is_ended(tmp_path: Path, monkeypatch: pytes
 
 # --- Ranks that wait ------------------------------------------------------------------------------
 
-# A rank of two; its arguments are the port, the rank and the command.
+# One of two ranks; its arguments are the port, the rank and the command.
 RANK = """
 import sys
 from datetime import timedelta
@@ -167,7 +167,7 @@ def store() -> TCPStore:
 
 
 def test_ranks_wait_longer_than_for_a_peer_while_it_is_alive(store: TCPStore):
-    """The command takes more than twice the time in which ranks expect a sign of life."""
+    """The command takes more than twice the time limit for a sign of life."""
     ranks = start_ranks(store, ["sh", "-c", "sleep 11"], timeout_s=5)
     try:
         outputs = [rank.communicate(timeout=300)[0] for rank in ranks]
@@ -179,7 +179,7 @@ def test_ranks_wait_longer_than_for_a_peer_while_it_is_alive(store: TCPStore):
 
 
 def test_all_ranks_wait_for_the_last_of_several_hosts(store: TCPStore):
-    """Of two hosts, with one rank and with three, the second one is done later."""
+    """There are two hosts, with one rank and with three; the second one finishes later."""
     hosts = {0: 1, 1: 3, 2: 3, 3: 3}
     first_is_done, worked = threading.Event(), []
 
@@ -189,7 +189,7 @@ def test_all_ranks_wait_for_the_last_of_several_hosts(store: TCPStore):
         def work(alive: Callable[[], None]) -> None:
             if rank != 0:
                 assert first_is_done.wait(HANG_SECONDS)
-                time.sleep(0.2)  # for the first host to return, if it does not wait
+                time.sleep(0.2)  # the first host would return now if it did not wait
             worked.append(rank)
             first_is_done.set()
 
@@ -228,7 +228,7 @@ def parent_of(pid: int) -> int:
 
 
 def is_running(pid: int) -> bool:
-    """A zombie, which nobody here may have to reap, is not."""
+    """Whether a process is running; a zombie, which we may not reap, is not."""
     try:
         return "State:\tZ" not in Path(f"/proc/{pid}/status").read_text()
     except OSError:
@@ -239,7 +239,7 @@ def is_running(pid: int) -> bool:
 
 
 def job(device: str = "cuda", **changes: str) -> Any:
-    """A job as far as its kernels matter."""
+    """The parts of a job that matter for its kernels."""
     overrides = [Override("train.verify", changes.pop("verify", "auto"))]
     overrides += [Override(key.replace("__", "."), text) for key, text in changes.items()]
     config = load_config(None, grid="x=2", overrides=tuple(overrides))
@@ -247,13 +247,13 @@ def job(device: str = "cuda", **changes: str) -> Any:
 
 
 def settle(folder: str, topic: str) -> tuple[str, list[str], int]:
-    """The line about locked kernels, what was said, and the ranks between which "auto" may fuse."""
+    """The line about locked kernels, the messages, and the number of ranks "auto" may fuse for."""
     here, said = Process(dist.get_rank(), 2, 2), list[str]()
     store = PrefixStore(topic, dist.distributed_c10d._get_default_store())
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("AXONN_CACHE_DIR", folder)
         pretend_gpus(patch, [H100_NAME] * 2)
-        patch.setattr(extension, "stamp_keys", lambda: [H100])  # as verify_on_cpu.py keeps it
+        patch.setattr(extension, "stamp_keys", lambda: [H100])  # the key that verify_on_cpu.py uses
         line = kernels.settle_kernels(
             job(), store, here, say=said.append, command=verify_command(*ALL)
         )
@@ -276,7 +276,7 @@ def test_a_job_begins_with_what_is_right_on_all_ranks(pool, tmp_path: Path):
     [
         ({}, None, True),
         ({}, Stamp(H100, {"triton": Verdict()}, complete=False), True),
-        ({}, Stamp(H100, {"triton": Verdict()}), False),  # nothing more would come out
+        ({}, Stamp(H100, {"triton": Verdict()}), False),  # another run would find nothing new
         ({}, Stamp(H100, RIGHT, complete=False), False),  # nothing is locked
         ({"verify": "off"}, None, False),
         ({"parallel__algorithm": "sequential"}, None, False),

@@ -1,4 +1,4 @@
-"""What `make triton-check` takes for spills that are known of a version of Triton."""
+"""The spills that `make triton-check` accepts as known for a version of Triton."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ pytestmark = pytest.mark.triton
 
 triton_check = load("tools/triton_check.py")
 Code, Found, Spills = triton_check.Code, triton_check.Found, triton_check.Spills
-# A loop over tiles from 0010 on, and in it one over K, from 0030 to 0060.
+# A loop over tiles from 0010 on, which contains one over K, from 0030 to 0060.
 SASS = """\
         .headerflags    @"EF_CUDA_SM80"
         /*0000*/                   STL [R1], R4 ;                       /* 0x0000000401007387 */

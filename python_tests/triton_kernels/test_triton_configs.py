@@ -1,4 +1,4 @@
-"""Tile configs: what is legal, and what the heuristic takes."""
+"""Tile configs: their legality, and the heuristic's choices."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def test_what_the_heuristic_takes():
     assert best_config(LARGE, SM90).split_k == 1
     large = best_config(LARGE, SM90)
     assert large.block_m * large.block_n == 128 * 256
-    # Few rows: few tiles, so that K is split to occupy the SMs; and they are low.
+    # Few rows: few tiles, so K is split to occupy the SMs; and tiles have few rows.
     small = best_config(Problem(16, 4096, 16384, "bfloat16"), SM90)
     assert small.split_k > 1 and small.block_m <= 64
 
@@ -149,7 +149,7 @@ def test_more_work_costs_more():
 
 
 def test_fewer_rows_than_an_instruction_multiplies_save_no_time():
-    """That is 64: with 16, the same products take as long, and only loads and stores are fewer."""
+    """An instruction has 64 rows: with 16, math takes as long, and only memory traffic shrinks."""
     slow_math = replace(SM90, flops_per_cycle=1.0)
     full, low = (TileConfig(rows, 128, 64, 4, 4) for rows in (64, 16))
     problem = Problem(16, 128, 65536, "bfloat16")
@@ -159,7 +159,7 @@ def test_fewer_rows_than_an_instruction_multiplies_save_no_time():
 
 
 def test_a_split_k_moves_its_partial_sums_once_more():
-    """The sums of four parts, 4 bytes each, are read from L2 by all SMs together."""
+    """All SMs together read the sums of four parts, 4 bytes each, from L2."""
     split = TileConfig(128, 128, 64, 8, 4, split_k=4)
     slow = replace(SM90, l2_bytes_per_cycle=1e-3)
     tiles = 4 * (LARGE.m // 128) * (LARGE.n // 128)
@@ -171,7 +171,7 @@ def test_a_split_k_moves_its_partial_sums_once_more():
 
 def test_a_fused_kernel_loads_half_as_much_element_by_element():
     scattered = replace(LARGE, aligned=False, vectors=False)
-    config = TileConfig(64, 64, 64, 4, 3)  # 128 bytes a thread, 32 accumulators
+    config = TileConfig(64, 64, 64, 4, 3)  # 128 bytes per thread, 32 accumulators
     assert why(config, scattered, SM80) == ""
     assert "at most 64 fit" in why(config, replace(scattered, fused=True), SM80)
 
@@ -200,7 +200,7 @@ def test_limits_of_sm_90_are_those_of_the_core():
 def test_names_tell_configs_apart():
     names = [config.name for config in candidates(2)]
     assert len(set(names)) == len(names)
-    # Bare keys of TOML, as which the cache on disk writes them.
+    # The cache on disk writes them as bare TOML keys.
     assert all(name.isalnum() and name.isascii() for name in names)
     assert HOPPER.name == "m128n256k64w8s3g8p1t"
 

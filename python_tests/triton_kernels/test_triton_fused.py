@@ -15,7 +15,7 @@ from triton_interpreter import Interpreter
 
 pytestmark = pytest.mark.triton
 
-# Where it is not told otherwise, tiles straddle shards and chunks, and the last one is ragged.
+# By default, tiles straddle shards and chunks, and the last tile is ragged.
 BY_DESCRIPTOR = TileConfig(16, 16, 16, 4, 2, descriptors=True)
 WIDE = TileConfig(32, 16, 16, 4, 2)
 DEEP = TileConfig(16, 16, 32, 4, 2)
@@ -38,7 +38,7 @@ def _call(function: str, sizes: tuple[int, ...], fields: dict[str, Any]) -> Any:
 
 
 def sizes_of(arriving: str, gathered: int, one: int, other: int) -> tuple[int, int, int]:
-    """m, n and k of a product of which so many rows, columns or steps of k are gathered."""
+    """m, n and k of a product with `gathered` rows, columns or elements of k that are gathered."""
     if arriving == "rows":
         return gathered, one, other
     return (one, gathered, other) if arriving == "columns" else (one, other, gathered)
@@ -77,13 +77,13 @@ def test_chunks_may_arrive_in_any_order(cases, arriving, world_size):
 
 @pytest.mark.parametrize("arriving", ["rows", "inner"])
 def test_a_tile_waits_for_the_next_chunk_where_it_begins_in_one_that_is_there(cases, arriving):
-    # A step of K, or every other tile, ends in another chunk than it begins in.
+    # A step of K, or every other tile, starts in one chunk and ends in the next.
     config = TileConfig(32, 16, 64, 4, 2)
     fields = {"arriving": arriving, "chunk_tile": 48, "config": config, "pause_s": 0.1}
     assert cases("gather_orders", 2, 192, 64, 192, **fields) == []
 
 
-# A flag counts calls in 32 bits: its sign changes, and it begins anew.
+# A flag counts calls in 32 bits: its sign changes, and it wraps around.
 @pytest.mark.parametrize("first_epoch", [2**31 - 2, 2**32 - 2])
 def test_epochs_wrap_around(cases, first_epoch):
     fields = {"first_epoch": first_epoch, "calls": 4}
@@ -117,7 +117,7 @@ def test_a_scatter_of_any_shape(cases, sizes, fields):
 
 @pytest.mark.parametrize("arriving", FORMS)
 def test_a_chunk_that_does_not_come_is_recorded(cases, arriving):
-    # As a SpinFailure; on a GPU, the kernel then ends the context.
+    # It is recorded as a SpinFailure; on a GPU, the kernel then destroys the context.
     fields = {"arriving": arriving, "first_epoch": 6, "timeout": 50}
     assert cases("gather_without_a_peer", 2, 80, 80, 80, **fields) == {
         "state": 2, "rank": 0, "peer": 1, "chunk": 1, "expected": 7, "seen": 6
@@ -126,7 +126,7 @@ def test_a_chunk_that_does_not_come_is_recorded(cases, arriving):
 
 @pytest.mark.parametrize("arriving", ["rows", "columns"])
 def test_a_tile_waits_for_the_chunk_in_which_it_ends(cases, arriving):
-    # The missing chunk lies in the last tile, which begins in a chunk that is there.
+    # The missing chunk is in the last tile, which starts in a chunk that has arrived.
     fields = {"arriving": arriving, "chunk_tile": 52, "config": TileConfig(32, 32, 16, 4, 2),
               "programs": 1, "first_epoch": 6, "timeout": 50}  # fmt: skip
     record = cases("gather_without_a_peer", 2, *sizes_of(arriving, 160, 32, 16), **fields)
@@ -134,7 +134,7 @@ def test_a_tile_waits_for_the_chunk_in_which_it_ends(cases, arriving):
 
 
 def through_the_ops() -> list[str]:
-    """What csrc/ops/cuda/triton_gemm.cpp calls, here for CPU tensors."""
+    """Calls the ops that csrc/ops/cuda/triton_gemm.cpp calls, here for CPU tensors."""
     register = importlib.import_module("axonn_ext.kernels.triton.register")
     cases = importlib.import_module("triton_fused_cases")
     library = Library("axonn", "IMPL")

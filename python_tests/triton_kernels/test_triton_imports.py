@@ -1,4 +1,4 @@
-"""What the Triton kernels need of the package: nothing that is compiled."""
+"""The Triton kernels need no compiled part of the package."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ assert triton_ptx.KERNELS
 
 
 def test_kernels_are_compiled_where_the_package_is_not():
-    """`make emulate` begins with a checkout in which nothing is built."""
+    """`make emulate` starts from a checkout without the compiled package."""
     done = subprocess.run(
         [sys.executable, "-c", WITHOUT_THE_EXTENSION], cwd=TOOLS, capture_output=True, text=True
     )

@@ -24,7 +24,7 @@ LAYOUTS = ["NN", "NT", "TN", "TT", "SS"]
 
 @pytest.fixture
 def run(interpreter: Interpreter) -> Callable[..., Any]:
-    """`run(function, *args)`: a function of this module, in the interpreter's process."""
+    """`run(function, *args)` calls a function of this module in the interpreter's process."""
     return interpreter.run
 
 
@@ -34,7 +34,7 @@ def failures_of(cases: list[dict[str, Any]], configs: list[TileConfig | None]) -
 
 
 def grid(**axes: list[Any]) -> list[dict[str, Any]]:
-    """Every combination."""
+    """Every combination of the values."""
     cases: list[dict[str, Any]] = [{}]
     for name, values in axes.items():
         cases = [{**case, name: value} for case in cases for value in values]
@@ -82,10 +82,10 @@ def test_equal_calls_give_equal_bits(run):
 
 
 def offsets_beyond_32_bits() -> list[torch.Tensor]:
-    """Rows, then columns, 2^30 elements apart: the last is 3 * 2^31 bytes behind the first."""
+    """Products with rows, then columns, 2^30 elements apart: 3 * 2^31 bytes from first to last."""
     product = importlib.import_module("triton_cases").product
     eye = torch.eye(4, dtype=torch.bfloat16)
-    storage = eye.new_empty(3 * 2**30 + 4)  # pages that are not touched cost nothing
+    storage = eye.new_empty(3 * 2**30 + 4)  # untouched pages take no memory
     a = storage.as_strided((4, 4), (2**30, 1))
     a.copy_(torch.arange(16.0).view(4, 4))
     products = (product(a, eye, config=BY_POINTER), product(eye, a.t(), config=BY_POINTER))

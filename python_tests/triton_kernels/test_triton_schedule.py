@@ -1,4 +1,4 @@
-"""schedule.py, which restates csrc/core for Triton, against csrc/core itself, compiled."""
+"""schedule.py, which restates parts of csrc/core for Triton, against the compiled csrc/core."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @dataclass(frozen=True)
 class Cut:
-    """Shards of `rows` each on `world` ranks, and tiles of them."""
+    """Shards of `rows` rows on `world` ranks, with their chunks and tiles."""
 
     world: int
     rows: int
@@ -98,7 +98,7 @@ EPOCHS = [0, 1, 0x7FFFFFFF, -0x80000000, -1]  # the same words, as Triton's int3
 
 @pytest.fixture(scope="module")
 def expected(tmp_path_factory: pytest.TempPathFactory) -> list[list[str]]:
-    """What the C++ prints."""
+    """The output of the C++ program."""
     folder = tmp_path_factory.mktemp("schedule")
     source, program = folder / "schedule.cpp", folder / "schedule"
     source.write_text(PROGRAM)
@@ -111,7 +111,7 @@ def expected(tmp_path_factory: pytest.TempPathFactory) -> list[list[str]]:
 
 @pytest.fixture(scope="module")
 def found(interpreter: Interpreter) -> list[list[str]]:
-    """What the Triton functions say, in the same order."""
+    """The results of the Triton functions, in the same order."""
     return interpreter.run(_run_schedule)
 
 

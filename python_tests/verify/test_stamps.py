@@ -1,4 +1,4 @@
-"""Stamps of `axonn-ext verify`, written by hand, and what they unlock; without a GPU."""
+"""Made-up stamps of `axonn-ext verify`, and the kernels that they unlock; without a GPU."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_another_run_changes_what_it_has_looked_at():
     assert verified.merged({}, old, passed=[]) == old
     assert fused(all_right, one_gpu) == all_right and fused(one_gpu, all_right) == all_right
     assert fused(all_right, failed) == failed
-    # What has failed between GPUs is as wrong when fewer have passed.
+    # A failure between GPUs remains when fewer GPUs pass later.
     assert fused(failed, one_gpu, "1 GPU") == failed
     assert fused(failed, Verdict(ranks=2), "2 GPUs").reasons == {"8 GPUs": "wrong"}
     assert fused(failed, all_right, *groups_of) == all_right
@@ -174,7 +174,7 @@ def test_the_driver_tells_models_and_its_version(tmp_path: Path):
 
 
 def test_amd_gpus_are_told_apart(tmp_path: Path):
-    """From the kernel's files: measurements of another GPU are of no use."""
+    """They are read from the kernel's files, as measurements of another GPU are useless."""
     versions = (0, 90402, 90010)
     for number, version in enumerate(versions):
         (tmp_path / str(number)).mkdir()
@@ -187,7 +187,7 @@ def test_amd_gpus_are_told_apart(tmp_path: Path):
 def test_the_settings_find_the_stamps_of_this_machine(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """On a machine that seems to have a GPU."""
+    """The machine seems to have a GPU."""
     loaded = dataclasses.replace(settings.load(), cache_dir=str(tmp_path))
     assert not extension.find_unlocked(loaded).suggest_verify
     monkeypatch.setattr(host, "runs_cuda", lambda: True)
@@ -214,7 +214,7 @@ ALL = ["fused", "chunked", "sequential"]
         (0, 2, True, ALL[1:]),  # no stamp
         (4, 2, True, ALL),
         (4, 4, True, ALL),
-        (4, 8, True, ALL[1:]),  # verified between fewer
+        (4, 8, True, ALL[1:]),  # verified between fewer ranks
         (1, 2, True, ALL[1:]),  # on one GPU only
         (8, 2, False, ALL[1:]),  # sm_80, float32, rows of 3 elements
     ],
@@ -222,7 +222,7 @@ ALL = ["fused", "chunked", "sequential"]
 def test_candidates_on_gpus(
     verified_ranks: int, num_ranks: int, is_supported: bool, names: list[str]
 ):
-    """Nothing is a default there that was not measured."""
+    """On GPUs, only measured algorithms become the default."""
     found = extension.algorithm_candidates(
         is_cpu=False, shares_memory=False, is_supported=is_supported, num_ranks=num_ranks,
         verified_ranks=verified_ranks,
@@ -248,7 +248,7 @@ def words(by_rank: list[list[str]]) -> list[bool]:
 
 
 def test_ranks_use_together_only_what_all_can(pool):
-    """Each rank's host, or nothing where its stamp or its operands forbid it."""
+    """`said` has each rank's host, or "" if its stamp or its operands forbid the algorithm."""
     said = [["host a", "host a", "", "host a"], ["host a", "host b", "", ""]]
     assert pool(2).run(words, said) == [[True, False, False, False]] * 2
 

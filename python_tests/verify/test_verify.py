@@ -1,4 +1,4 @@
-"""`axonn-ext verify` without a GPU: groups that are fakes, in processes of their own."""
+"""`axonn-ext verify` without a GPU: fake groups, in separate processes."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def group(target: str, kernel: str = "fused", num_ranks: int = 1, gpus: int = 1)
     return Group(target, kernel, f"verify_targets:{target}", num_ranks, gpus)
 
 
-# What the command does with its groups; it says where it is if it does not end.
+# Runs groups as the command does, and prints its stack if it does not end.
 HANG = f"""
 import faulthandler, sys
 faulthandler.dump_traceback_later({HANG_SECONDS / 2}, exit=True)
@@ -54,7 +54,7 @@ POPEN = subprocess.Popen
 
 
 def is_running(process: Path) -> bool:
-    """Of a folder of /proc; a zombie, which nobody here may have to reap, is not."""
+    """Whether the process of a folder in /proc runs; a zombie, which we may not reap, does not."""
     try:
         return "State:\tZ" not in (process / "status").read_text()
     except OSError:
@@ -63,10 +63,10 @@ def is_running(process: Path) -> bool:
 
 @pytest.fixture
 def targets(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Processes find verify_targets.py."""
+    """Lets processes find verify_targets.py."""
     path = [str(Path(__file__).parents[1] / "support"), os.environ.get("PYTHONPATH", "")]
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, path)))
-    monkeypatch.setenv("RANK", "3")  # as if something had left it
+    monkeypatch.setenv("RANK", "3")  # a leftover variable
     monkeypatch.setattr(run, "GRACE_SECONDS", 0.5)
 
 
@@ -100,7 +100,7 @@ def test_a_group_that_hangs_is_ended(
     targets: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setenv("VERIFY_TARGETS_FOLDER", str(tmp_path))
-    for seconds in (10, 40, 160):  # more where a process takes longer to start
+    for seconds in (10, 40, 160):  # more time if processes start slowly
         hanging = dataclasses.replace(group("hangs"), seconds=seconds)
         outcome = run.run_group(hanging, seconds=seconds, device="cpu")
         if (tmp_path / "started").exists():
@@ -115,7 +115,7 @@ def test_what_there_is_no_time_for_is_not_run(monkeypatch: pytest.MonkeyPatch):
 
 
 def test_what_is_cut_short_is_not_run(targets: None, monkeypatch: pytest.MonkeyPatch):
-    """It might have ended in the seconds that are its own."""
+    """With its full time, it might have ended."""
     monkeypatch.setattr(run, "TOTAL_SECONDS", 2.0)
     monkeypatch.setattr(run, "LEAST_SECONDS", 1.0)
     [outcome] = run.run_groups([group("hangs")], device="cpu")
@@ -126,7 +126,7 @@ def test_what_is_cut_short_is_not_run(targets: None, monkeypatch: pytest.MonkeyP
 def test_ranks_that_do_not_meet_are_no_wrong_kernel(
     targets: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """The file is what the worker leaves where its peer does not come."""
+    """The worker writes this file if its peer does not come."""
     monkeypatch.setenv("AXONN_TIMEOUT_SECONDS", "1")
     store, result = str(tmp_path / "store"), tmp_path / "result.json"
     task = Task("verify_targets:passes", 0, 2, store, "cpu", str(result), os.getpid())
@@ -188,7 +188,7 @@ def test_verdicts_by_kernel():
 
     passed = verdict((one, PASSED), (two, PASSED), (four, PASSED), (products, PASSED))
     assert passed == {"fused": Verdict(ranks=4), "triton": Verdict()}
-    # Between fewer GPUs than there are, where they do not reach each other or the time was up.
+    # Between fewer GPUs than the machine has: they cannot access each other, or time was up.
     assert verdict((one, PASSED), (two, PASSED), (four, NOT_RUN)) == {"fused": Verdict(ranks=2)}
     assert verdict((one, NOT_RUN), (two, PASSED), (products, NOT_RUN)) == {}
     failed = verdict((one, PASSED), (four, FAILED), (products, PASSED))
@@ -196,7 +196,7 @@ def test_verdicts_by_kernel():
 
 
 def test_ranks_are_those_between_which_every_group_has_passed():
-    """Ops and Linears, of which one may have passed alone."""
+    """There are groups of ops and of Linears; possibly only one of them has passed."""
 
     def ranks(*statuses: tuple[int, str]) -> int:
         outcomes = [
@@ -235,7 +235,7 @@ def test_kernels_that_triton_compiles_get_the_time_for_it(monkeypatch: pytest.Mo
     assert groups.shapes_of(torch.bfloat16) == virtual.SHAPES
 
 
-# In a process of its own, for it is said once a process.
+# In a separate process, as the suggestion appears once per process.
 SUGGEST = """
 import sys
 from pytest import MonkeyPatch
@@ -265,7 +265,7 @@ def test_verify_is_suggested_once(targets: None):
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_without_a_gpu_it_says_so_and_ends_with_2():
-    """In a process that has not loaded torch."""
+    """The process has not loaded torch."""
     verify = 'status = main(["verify"]); sys.exit("torch" if "torch" in sys.modules else status)'
     program = f"import sys; from axonn_ext.cli import main; {verify}"
     done = commands.run([sys.executable, "-c", program])
@@ -301,7 +301,7 @@ def test_why_there_is_no_gpu(
 def run_command(
     monkeypatch: pytest.MonkeyPatch, outcomes: list[Outcome], cache_dir: Path, file: Path
 ) -> int:
-    """On a machine that seems to have an H100."""
+    """Runs the command on a machine that seems to have an H100."""
     monkeypatch.setattr(command, "DEVICE_FILES", ("null",))
     monkeypatch.setattr(command, "find_gpus", lambda: (4, H100.gpu))
     monkeypatch.setattr(command, "key_of", lambda gpu: H100)
@@ -339,7 +339,7 @@ def test_what_it_leaves(
 def test_what_an_earlier_run_has_found_is_kept(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
-    """On one of the GPUs, with too little time for triton."""
+    """The new run uses one of the GPUs, with too little time for triton."""
     verified.keep(tmp_path, Stamp(H100, {"fused": Verdict(ranks=8), "triton": WRONG}))
     monkeypatch.setenv("AXONN_PRODUCT_KERNELS", "triton")
     outcomes = [Outcome(g, PASSED if g.kernel != "triton" else NOT_RUN) for g in groups.groups(1)]

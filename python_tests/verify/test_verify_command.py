@@ -1,4 +1,4 @@
-"""`axonn-ext verify` of a part of the groups, or cut short: what it keeps; without a GPU."""
+"""`axonn-ext verify` of some groups, or interrupted: the results that it keeps; without a GPU."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.long
 
 @pytest.mark.parametrize("num_gpus", [1, 2])
 def test_no_part_of_a_run_unlocks_what_it_did_not_check(num_gpus: int):
-    """Every choice of groups, all of which pass."""
+    """Tries every choice of groups, all of which pass."""
     all_groups = groups.groups(num_gpus)
     for chosen in itertools.product((True, False), repeat=len(all_groups)):
         record = Record(None, all_groups)
@@ -59,7 +59,7 @@ def test_a_stamp_is_complete_after_a_whole_run(tmp_path: Path, monkeypatch: pyte
     assert keep(("fused: gathers",), FAILED) == Stamp(
         H100, {"fused": Verdict(reasons={"fused: gathers, virtual ranks": "wrong"})}, False
     )
-    # It was wrong, and not all of it is known to be right.
+    # It was wrong, and only some of its groups have passed since.
     assert keep(("fused: gathers", "fused: sums"), PASSED) == verified.find(tmp_path, H100)
     stamp = keep(("fused_sm90",), PASSED)
     assert stamp is not None and stamp.verdicts["fused_sm90"].passed and not stamp.complete
@@ -72,7 +72,7 @@ def test_a_stamp_is_complete_after_a_whole_run(tmp_path: Path, monkeypatch: pyte
 
 
 def test_a_run_without_results_is_complete_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """As on a GPU whose memory another job has. Nothing is gained by trying again and again."""
+    """Another job may use the GPU's memory, for example. Trying again and again would not help."""
     monkeypatch.setenv("AXONN_CACHE_DIR", str(tmp_path))
     record = Record(H100, groups.groups(1))
     for group in groups.groups(1):

@@ -1,4 +1,4 @@
-"""Whom the reports of all ranks blame."""
+"""The rank that the reports of all ranks blame."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def report(rank: int, *waits: Waiting, calls: int = 7, group: str = "x") -> Repo
 
 
 def test_a_wait_for_one_peer_is_followed_also_inside_of_one_call() -> None:
-    """An all-reduce: rank 0 waits for the sum of rank 1, which waits for the addends of rank 3."""
+    """In an all-reduce, rank 0 waits for rank 1's sum, which waits for rank 3's addends."""
     waits = [report(0, waiting(1, seconds=9.5)), report(1, waiting(3)), report(2, waiting(3))]
     for third, how in ((None, "It has given no report"), (report(3), "It is at file.py:3 in f")):
         line = diagnose(dict(enumerate([*waits, third])))

@@ -1,4 +1,4 @@
-"""When a watchdog asks for reports, how long it gathers them, and what it leaves in the store."""
+"""When a watchdog requests reports, how long it gathers them, and its keys in the store."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from threads import together
 
 @pytest.mark.parametrize("timeout_s", [0.01, 1.0, 5.0, 60.0, 600.0, 1e6])
 def test_reports_are_gathered_before_the_wait_fails(timeout_s: float) -> None:
-    """As long as they take may pass before a question is heard."""
+    """Hearing the request may take as long as gathering the reports."""
     times = Times.before(timeout_s)
     assert times.gather > 0
     assert times.long + 2 * times.gather <= timeout_s

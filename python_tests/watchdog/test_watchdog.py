@@ -1,4 +1,4 @@
-"""A rank that does not come is named, with axis, op and number of the call, wherever it hangs."""
+"""A missing rank is named, with axis, op and number of the call, wherever it hangs."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ from limits import HANG_SECONDS
 pytestmark = pytest.mark.long
 
 KINDS = ("fused", "c10d", "overlap")
-# Each axis hangs in one kind of call, and that of four ranks in each kind.
+# Each axis hangs in one kind of call, and the axis of four ranks in every kind.
 SHAPES = [
     *(GridShape(**{axis: 2}) for axis in ("x", "y", "z", "data")),
     *(GridShape(x=2, y=2), GridShape(x=4), GridShape(x=4, data=2)),
@@ -65,7 +65,7 @@ def call(grid, axis: str, kind: str, lanes: dict[str, HostLane]) -> None:
 
 
 def hang_here(folder: Path) -> None:
-    """Returns when there is a summary. It calls nothing in Python, so that it is where it is."""
+    """Returns when there is a summary. It calls no Python function, so its stack ends here."""
     hangs, deadline = str(folder / HANGS), time.monotonic() + HANG_SECONDS
     while time.monotonic() < deadline:
         for name in os.listdir(hangs) if os.access(hangs, os.F_OK) else ():
@@ -75,7 +75,7 @@ def hang_here(folder: Path) -> None:
 
 
 def hang(shape: GridShape, axis: str, culprit: int, kind: str, folder: Path) -> list[str]:
-    """On one rank: three calls on each axis, then one more on `axis`, to which one rank is late."""
+    """Makes three calls on each axis, then one more on `axis`, for which rank `culprit` is late."""
     grid = grid_of(shape)
     axes = [name for name in shape.as_dict() if grid.size(name) > 1]
     lanes = {}
@@ -93,7 +93,7 @@ def hang(shape: GridShape, axis: str, culprit: int, kind: str, folder: Path) -> 
     orchestrator = SimpleNamespace(progress=lambda: {a: lane.progress for a, lane in lanes.items()})
     watchdog.orchestrators = (orchestrator,)
     with bell, watchdog:
-        dist.barrier()  # so that no rank but the culprit is late for the call
+        dist.barrier()  # so that only the culprit is late for the call
         if grid.rank == culprit:
             hang_here(folder)
         call(grid, axis, kind, lanes)
@@ -142,7 +142,7 @@ def check_line(line: str, axis: str, kind: str, culprit: int, world_size: int) -
 
 
 def wait_on_two_axes(folder: Path) -> list[str]:
-    """Rank 3 is late on x, so rank 2 is late on y: rank 0 waits for rank 2, rank 2 for rank 3."""
+    """Rank 3 is late on x, so rank 2 is late on y: rank 0 waits for rank 2, and 2 for 3."""
     grid = grid_of(GridShape(x=2, y=2))
     for axis in ("x", "y"):
         call(grid, axis, "fused", {})
@@ -193,7 +193,7 @@ def test_a_signal_asks_and_the_process_goes_on(tmp_path) -> None:
     watchdog = Watchdog(bell, Process(), tmp_path, times=times, say=lines.append)
     with bell, watchdog, SignalListener({SIGNAL: watchdog.hear}):
         for count in (1, 2):
-            time.sleep(2.5 * (count - 1))  # signals in quick succession are one question
+            time.sleep(2.5 * (count - 1))  # signals in quick succession count as one request
             os.kill(os.getpid(), SIGNAL)
             os.kill(os.getpid(), SIGNAL)
             wait_until(lambda: len(summaries(tmp_path)) >= count, "an answer")  # noqa: B023
@@ -202,7 +202,7 @@ def test_a_signal_asks_and_the_process_goes_on(tmp_path) -> None:
 
 
 def one_writes_nothing_and_one_has_ended(folder: Path) -> list[str]:
-    """Rank 2 of 4 cannot write; rank 3 has left when rank 0 asks."""
+    """Rank 2 of 4 cannot write; rank 3 has left when rank 0 requests reports."""
     grid = grid_of(GridShape(x=4))
     store = dist.PrefixStore(str(folder), dist.distributed_c10d._get_default_store())
     lines: list[str] = []
@@ -259,7 +259,7 @@ def test_the_last_lines_of_a_job_say_who_held_it_up(tmp_path, monkeypatch) -> No
     )  # fmt: skip
     try:
         wait_until(lambda: len(workers_of(job.pid)) == 4, "four ranks")
-        job.send_signal(SIGNAL)  # too early for an answer, and no reason to end
+        job.send_signal(SIGNAL)  # too early for an answer, but must not end the job
         wait_until(lambda: len(losses(folder)) > 2, "three steps")
         job.send_signal(SIGNAL)
         wait_until(lambda: bool(summaries(folder)), "an answer")
@@ -268,7 +268,7 @@ def test_the_last_lines_of_a_job_say_who_held_it_up(tmp_path, monkeypatch) -> No
         stopped = workers_of(job.pid)[2]
         os.kill(stopped, signal.SIGSTOP)
         wait_until(lambda: len(workers_of(job.pid)) < 4, "a rank that gives up")
-        os.kill(stopped, signal.SIGKILL)  # as the agent would, 30 s later
+        os.kill(stopped, signal.SIGKILL)  # as the agent would do 30 s later
         output, _ = job.communicate(timeout=HANG_SECONDS)
     finally:
         with suppress(ProcessLookupError):
@@ -297,7 +297,7 @@ end_process(main(sys.argv[1:]))
 
 
 def test_a_rank_that_waits_as_groups_are_made_is_watched(tmp_path) -> None:
-    """Rank 1 makes no grid; rank 0 waits for it there."""
+    """Rank 1 makes no grid, so rank 0 waits for it there."""
     folder, ranks = tmp_path / "run", []
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
