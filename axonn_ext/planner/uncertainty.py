@@ -112,9 +112,10 @@ def _share_beside(job: Job, machine: Machine) -> float:
     program, costs = make_program(job), Costs(machine, job.grid, job.options.dtype)
     compute = moved = 0.0
     for tasks, times in program.micro_batch():
-        for cost in map(costs.task, tasks):
-            compute += times * cost.compute
-            moved += times * (cost.gather + cost.scatter)
+        for task in tasks:
+            over_z = (c for c in (task.gather, task.scatter) if c is not None)
+            compute += times * costs.compute(task)
+            moved += times * sum(map(costs.collective, over_z))
     parts = program.num_micro_batches
     sums = sum(costs.collective(c) for c in program.gradient_sums)
     sums += parts * sum(costs.collective(c) for c in program.sums_in_each)

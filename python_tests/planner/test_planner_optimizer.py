@@ -31,7 +31,7 @@ from axonn_ext.spec.model import ModelConfig
 from axonn_ext.spec.model_files import load_optimizer
 from axonn_ext.spec.optimizer import OptimizerOptions
 from axonn_ext.spec.parallel import Overlap
-from planner_machines import machine_of
+from planner_machines import machine_of, seconds_of
 
 MODEL = ModelConfig(512, 256, 12, 8, 128)
 DATA_4 = GridShape(data=4)
@@ -117,7 +117,7 @@ def test_without_overlap_everything_follows_everything() -> None:
         total += 4 * sum(map(costs.collective, program.sums_in_each))
         assert bool(program.sums_in_each) == (zero == 2)
         for tasks, repeats in program.micro_batch():
-            total += sum(4 * repeats * costs.task(task).seconds for task in tasks)
+            total += sum(4 * repeats * seconds_of(costs, task) for task in tasks)
         assert timeline(job, machine).step_time_s == pytest.approx(total, rel=1e-9)
 
 

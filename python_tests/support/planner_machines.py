@@ -1,4 +1,4 @@
-"""Machines that tests plan for."""
+"""Machines that tests plan for, and what a task takes on them."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from axonn_ext.planner import Machine
 from axonn_ext.planner.machines.attention import Attention
 from axonn_ext.planner.machines.links import Level, Links
 from axonn_ext.planner.machines.products import Products
+from axonn_ext.planner.simulation.costs import Costs
+from axonn_ext.planner.step.tasks import Task
 
 
 def machine_of(*, hidden_share: float = 0.0, inter: float = 2e10, memory: int = 10**10) -> Machine:
@@ -20,3 +22,8 @@ def machine_of(*, hidden_share: float = 0.0, inter: float = 2e10, memory: int = 
         links=Links(levels),
         hidden_share=hidden_share, launch_s=1e-6,
     )  # fmt: skip
+
+
+def seconds_of(costs: Costs, task: Task) -> float:
+    """Returns the time of a task with the collectives before and after it, in sequence."""
+    return costs.compute(task) + sum(map(costs.collective, (*task.before, *task.after)))

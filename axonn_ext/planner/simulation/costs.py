@@ -9,25 +9,6 @@ from axonn_ext.planner.step.tasks import Collective, Task, Update
 from axonn_ext.spec.grid import COMMUNICATING, GridShape
 
 
-class TaskCost(NamedTuple):
-    """The seconds of one task, with nothing hidden.
-
-    compute  the time of its computation
-    path     (axis, seconds) of each collective before and after it
-    gather, scatter   the times of its collectives over z, wherever they run
-    """
-
-    compute: float
-    path: tuple[tuple[str, float], ...]
-    gather: float
-    scatter: float
-
-    @property
-    def seconds(self) -> float:
-        """The time of the task on the path, without its collectives over z."""
-        return self.compute + sum(t for _, t in self.path)
-
-
 class UpdateCost(NamedTuple):
     """The seconds of the update of a bucket; see step.tasks.Update.
 
@@ -80,15 +61,6 @@ class Costs:
         if task.touched_bytes:
             seconds += machine.elementwise_seconds(task.touched_bytes)
         return seconds
-
-    def task(self, task: Task) -> TaskCost:
-        compute = self.compute(task)
-        path = tuple((c.axis, self.collective(c)) for c in (*task.before, *task.after))
-        return TaskCost(
-            compute, path,
-            self.collective(task.gather) if task.gather is not None else 0.0,
-            self.collective(task.scatter) if task.scatter is not None else 0.0,
-        )  # fmt: skip
 
     def beside(self, axis: str) -> frozenset[str]:
         """Returns the other axes that use the wire of this axis."""
