@@ -91,6 +91,7 @@ def refused(folder: Path) -> tuple[str, int]:
     [
         ({"peft_type": "IA3"}, "adapter_config.json: expected peft_type LORA"),
         ({"use_dora": True}, "use_dora must be False, got True"),
+        ({"use_rslora": True}, "use_rslora must be False, got True"),
         ({"init_lora_weights": "pissa"}, "init_lora_weights must be True, got pissa"),
         ({"lora_alpha": float("nan")}, "expected numbers r and lora_alpha, got 4 and nan"),
         ({"r": 10**13}, "rank must be a whole number from 1 to 32, got 10000000000000"),
