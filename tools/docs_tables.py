@@ -111,10 +111,13 @@ def machines() -> str:
 
 
 def hopper_tiles() -> str:
-    lines = re.findall(
-        r"^    \{(\d+), (\d+), (\d+), (\d+), (\d+), Schedule::k(\w+)\}, *// (.+)$",
-        (ROOT / "csrc/core/gemm/sm90_tiles.h").read_text(), re.MULTILINE,
-    )  # fmt: skip
+    """Raises ValueError for a tile without a comment on its line."""
+    listed = (ROOT / "csrc/core/gemm/sm90_tiles.h").read_text().partition("kSm90Tiles[] = {")[2]
+    listed = listed.partition("\n};")[0]
+    tile = r"\{(\d+), (\d+), (\d+), (\d+), (\d+), Schedule::k(\w+)\},"
+    lines = re.findall(rf"{tile} *// (.+)$", listed, re.MULTILINE)
+    if len(lines) != listed.count("Schedule::"):
+        raise ValueError("sm90_tiles.h: expected a comment behind each tile, on its line")
     rows = (
         (f"{m} x {n}", stages, f"{along_m} x {along_n}", schedule.lower(), use)
         for m, n, stages, along_m, along_n, schedule, use in lines

@@ -58,6 +58,8 @@ left_out = _C.left_out
 def configure(loaded: settings.Settings, *, suggest_verify: bool = True) -> None:
     """Hands the settings to C++. They hold for groups and signatures first used from now on.
 
+    The time limit also holds for earlier groups whose ranks share no memory.
+
     suggest_verify: rank 0 warns once if "auto" could measure more after `axonn-ext verify`
     """
     links = [f"{axis} emulated at {speed:g} GB/s" for axis, speed in loaded.emulated_links.items()]

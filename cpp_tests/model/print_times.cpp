@@ -3,6 +3,7 @@
 #include <fstream>
 #include <iostream>
 #include <sstream>
+#include <stdexcept>
 
 #include "model/times_tables.h"
 
@@ -11,11 +12,15 @@ int main(int count, char** arguments) {
     std::cerr << "usage: kernel_times docs/kernel_model.md\n";
     return 2;
   }
+  std::ifstream file(arguments[1]);
   std::stringstream page;
-  page << std::ifstream(arguments[1]).rdbuf();
+  page << file.rdbuf();
   try {
+    if (!file) throw std::runtime_error("cannot be read");
     const std::string text = axonn::times::with_tables(page.str(), /*slow_ones=*/true);
-    std::ofstream(arguments[1]) << text;
+    if (!(std::ofstream(arguments[1]) << text << std::flush)) {
+      throw std::runtime_error("cannot be written");
+    }
   } catch (const std::exception& error) {
     std::cerr << "kernel_times: " << arguments[1] << ": " << error.what() << '\n';
     return 1;

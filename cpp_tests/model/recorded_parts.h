@@ -1,5 +1,6 @@
-// Counterparts of ops/cpu/fused.h that record steps: a call, and its gathers and sums. Every order
-// is that of core/symmetric/fused_order.h, which ops/cpu also runs.
+// What ops/cpu/fused.h has on tensors, on a recorder: a call, and what is gathered and summed in
+// it. The order of writes, signals and waits is that of core/symmetric/fused_order.h, whose code
+// ops/cpu runs.
 #pragma once
 
 #include <array>
@@ -33,7 +34,7 @@ class RecordedCall {
   Recorder take_signals(const SignalLayout& layout) {
     return {group_, program_, std::exchange(next_flag_, next_flag_ + layout.num_flags())};
   }
-  void compare() {}  // reads what peers wrote when they opened the call
+  void compare() {}  // waits only for the peers' opening of the call
 
  private:
   void append(const Program& steps) { program_.insert(program_.end(), steps.begin(), steps.end()); }
@@ -54,8 +55,7 @@ class RecordedGather : public GatheredParts<Recorder> {
         sizes_(shard) {
     if (call.size() == 1) return;
     recorder_ = call.take_signals(layout(call.size()));
-    recorder_->write(call.rank());
-    publish(*recorder_);
+    publish(*recorder_, [&] { recorder_->write(call.rank()); });
   }
   static RecordedGather over(const Caller& axis, RecordedCall& call, Sizes sizes, int64_t dim) {
     return axis.size > 1 ? RecordedGather(call, sizes, dim) : RecordedGather(sizes);

@@ -61,8 +61,7 @@ class Gather : GatheredParts<Flags> {
  public:
   Gather(Call& call, int64_t length, int64_t number)
       : GatheredParts(length, 0, call.rank(), call.size()), call_(call) {
-    write_elements(call, number, range(rank()));
-    publish({&call});
+    publish({&call}, [&] { write_elements(call, number, range(rank())); });
   }
   std::vector<float> take() {
     std::vector<float> result(static_cast<size_t>(num_parts() * length()));

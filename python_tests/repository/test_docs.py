@@ -113,9 +113,7 @@ docs_tables = load("tools/docs_tables.py")
 @pytest.mark.parametrize("name", docs_tables.PAGES)
 def test_tables_are_those_of_the_code(name: str):
     text = (DOCS / name).read_text()
-    assert docs_tables.with_tables(text, docs_tables.PAGES[name]) == text, (
-        "run python tools/docs_tables.py"
-    )
+    assert docs_tables.with_tables(text, docs_tables.PAGES[name]) == text, "run `make docs`"
 
 
 def test_what_a_docstring_says_of_names():

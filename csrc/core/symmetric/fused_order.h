@@ -3,7 +3,7 @@
 // tests' simulator runs it on a recorder, to show that no interleaving of ranks deadlocks, reads
 // too early or overwrites too early.
 //
-// `Signals` are the flags of one matrix or sum within a call: rank(), size(), signal(flag) and
+// `Signals` are the flags of one matrix or sum within a call: size(), signal(flag) and
 // wait(peer, flag). Every part is signalled, even an empty one.
 #pragma once
 
@@ -41,9 +41,11 @@ class GatheredParts {
   }
 
   int64_t rank() const { return rank_; }
-  // Peers can read this rank's shard from now on.
-  void publish(Signals signals) {
+  // Writes this rank's shard to where peers read it, by write(), and signals it.
+  template <typename Write>
+  void publish(Signals signals, Write&& write) {
     signals_ = signals;
+    write();
     signals_->signal(flag(rank_));
   }
   // Waits for a part, unless it is already here. Returns whether it waited.

@@ -103,7 +103,7 @@ class SymmetricGroup {
   const std::string& label() const { return options_.label.empty() ? name() : options_.label; }
   int64_t workspace_bytes() const { return options_.workspace_bytes; }
   bool on_one_host() const { return static_cast<int64_t>(arenas_.size()) == size(); }
-  // Ends this rank's part because of an error outside any Call, as if a call had failed.
+  // Ends this rank's part because of an error, as a Call that fails does.
   void abandon();
   // Returns why on_one_host() is false: the first rank that cannot share memory, and the reason.
   const std::string& obstacle() const { return obstacle_; }

@@ -88,7 +88,6 @@ void FusedCall::compare() {
   if (call_) call_->compare();
 }
 
-int64_t Signals::rank() const { return call_->rank(); }
 int64_t Signals::size() const { return call_->size(); }
 void Signals::signal(int64_t flag) { call_->call_->signal(first_flag_ + flag); }
 void Signals::wait(int64_t peer, int64_t flag) { call_->call_->wait(peer, first_flag_ + flag); }
@@ -120,8 +119,9 @@ Gathered::Gathered(FusedCall& call, const at::Tensor& shard, int64_t dim)
   const int64_t column_major = is_column_major(shard);
   std::memcpy(call.own_data(header), &column_major, sizeof(column_major));
   const auto stored = column_major ? shard.t() : shard;
-  tensor_at(call.own_data(shard_offset(rank())), stored.sizes(), stored.options()).copy_(stored);
-  publish(call.take_signals(layout(call.size())));
+  publish(call.take_signals(layout(call.size())), [&] {
+    tensor_at(call.own_data(shard_offset(rank())), stored.sizes(), stored.options()).copy_(stored);
+  });
 }
 
 int64_t Gathered::shard_offset(int64_t rank) const {

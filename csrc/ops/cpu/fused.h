@@ -25,17 +25,15 @@ class FusedCall;
 // The flags of one matrix or sum within a call.
 class Signals {
  public:
-  Signals() = default;
   Signals(FusedCall& call, int64_t first_flag) : call_(&call), first_flag_(first_flag) {}
 
-  int64_t rank() const;
   int64_t size() const;
   void signal(int64_t flag);
   void wait(int64_t peer, int64_t flag);
 
  private:
-  FusedCall* call_ = nullptr;  // null: no peers
-  int64_t first_flag_ = 0;
+  FusedCall* call_;
+  int64_t first_flag_;
 };
 
 // The workspace that a call needs in a group's memory.

@@ -101,8 +101,9 @@ int64_t Mailbox::late_rank(const std::string& name, const NameOfRank& mark) {
     return std::stoll(first(late, std::to_string(first_absent(mark))));
   constexpr std::chrono::milliseconds kNap{100};
   for (int naps = 0; naps < 100 && !posted({late}); ++naps) std::this_thread::sleep_for(kNap);
-  const int64_t told = posted({late}) ? std::stoll(text_of(late, 0)) : group_.rank;
-  return told != group_.rank ? told : first_absent(mark);  // this rank has come since
+  if (!posted({late})) return (group_.rank + 1) % group_.size;
+  const int64_t told = std::stoll(text_of(late, 0));
+  return posted({mark(told)}) ? first_absent(mark) : told;  // it may have come since
 }
 
 std::string Mailbox::text_of(const std::string& name, int64_t peer) {

@@ -30,7 +30,8 @@ std::string full_signature(const Tunable& call, const std::string& libraries) {
 using tuning::Answer;
 
 // Throws CommunicationError if rank 0 is in another call, or if this rank does not know the
-// algorithm that rank 0 chose. Candidates that this rank does not know fail its check.
+// algorithm that rank 0 chose. Products that this rank does not have fail their check; an
+// algorithm of an op that it does not have (fused) is rank 0's choice if it is a candidate.
 void check_answer(const Tunable& call, const Answer& answer) {
   if (answer.asked != call.signature.text()) {
     const auto& own = call.signature.text();
