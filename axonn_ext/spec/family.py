@@ -56,6 +56,7 @@ class HuggingFace:
         default comes first.
     must_be_false, must_be_null: the key of a feature that the family lacks -> the reason.
     must_be_true: the key of a feature that a model of the family always has here -> the reason.
+        In transformers a missing key must mean this too, since config_json does not write it.
     must_equal: a key that must have the same value as another key, if present -> that other key.
     head_size: the head_dim that transformers uses if the key is missing; None: hidden_size /
         num_heads. Only families with rotary positions have the key.

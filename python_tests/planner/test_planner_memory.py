@@ -186,10 +186,12 @@ def jobs_of_each_policy() -> list[Job]:
     """Jobs of a family with everything that a policy may keep or recompute: rotary, head norms."""
     model = ModelConfig(1024, 256, 5, 8, 64, family="qwen3", num_kv_heads=4)
     policies = ("none", "attention", "every:2", "every:3", "every:3/4", "full")
+    cube = GridShape(2, 2, 2)
+    options = {"overlap": None, "reshard_after_forward": False}
     return [
-        Job(model, grid, Options(overlap=None, recompute=policy, reshard_after_forward=False), 32)
+        Job(model, grid, Options(recompute=policy, save_gathered=gathered, **options), 32)
         for policy in policies
-        for grid in (GridShape(), GridShape(2, 2, 2))
+        for grid, gathered in ((GridShape(), False), (cube, False), (cube, True))
     ]
 
 

@@ -112,8 +112,7 @@ def test_the_place_is_in_the_program_not_in_a_library(monkeypatch) -> None:
 
     paths = {"stdlib": "/py/lib", "purelib": "/py/lib/site-packages"}
     paths["platlib"] = paths["purelib"]
-    fake = SimpleNamespace(get_paths=lambda: paths)
-    monkeypatch.setattr(report_module, "sysconfig", fake)
+    monkeypatch.setattr("sysconfig.get_paths", lambda: paths)
     frozen = frame("<frozen runpy>", None)
     program = frame("/py/lib/site-packages/mine/train.py", frozen)
     library = frame("/py/lib/threading.py", program)

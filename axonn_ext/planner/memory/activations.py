@@ -189,8 +189,9 @@ def kept_of_block(job: Job, size: ModelSizes) -> KeptOfBlock:
         mlp += of_x * size.mlp
     if gathered and y > 1:
         whole = m * width // x
-        attention += whole * size.attention
-        # The gathered input is kept instead of the rank's part, unless ReLU needs that as well.
+        # The gathered input is kept instead of the rank's part, unless something else needs that
+        # as well: the backward of attention, unless it is recomputed, and that of ReLU.
+        attention += (whole - of_x * options.recomputation.attention) * size.attention
         mlp += (whole if size.relu else whole - of_x) * size.mlp
     return KeptOfBlock(2 * norm + attention + mlp, norm, stream)
 
