@@ -16,7 +16,9 @@ namespace axonn::kernels {
 namespace {
 
 // New weights are computed in L1, a block at a time, and then stored. Memory is prefetched kAhead
-// elements before it is needed. Both numbers were measured on Zen 5 (docs/benchmarks.md).
+// elements before it is needed. Measured on one thread of Zen 5 with 16 M bfloat16 elements, as the
+// speed relative to torch's fused AdamW: weights stored past the caches 1.00, through them 0.81;
+// with this prefetch and blocks of 64, 1.08; of 128, 256 and 512, 0.99, 0.98 and 0.96.
 constexpr int64_t kBlock = 64, kAhead = 512;
 constexpr int64_t kLine = 64;  // bytes of a cache line
 
