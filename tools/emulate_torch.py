@@ -1,7 +1,7 @@
 """`make emulate-torch`: runs tests marked gpu on PyTorch's own CUDA build and a GPU in software.
 
 It builds the same package as `make cuda-check`, in .venv-cuda, and the GPU in software as the
-libraries that this PyTorch loads. It needs neither a GPU nor a driver. docs/emulate_torch.md says
+libraries that this PyTorch loads. It needs neither a GPU nor a driver. docs/gpu_machine.md says
 how it works; cpp_tests/gpu_machine/torch/left_out.toml lists the tests that are left out, and why.
 
     tools/emulate_torch.py                          the tests that emulate_torch_runs.py lists

@@ -118,25 +118,12 @@ def part_row(changes: list[Change]) -> str:
     return f"| {part.name} | {noticed(changes)} | {kinds} | {tests} |\n"
 
 
-def survivor_rows(changes: list[Change]) -> str:
-    """One row for each reason, since several changes of a part may share it."""
-    reasons: dict[str, list[str]] = {}
-    for change in changes:
-        if change.because:
-            text = f"{change.what} ({len(change.survive)} of {len(change.mutants())})"
-            reasons.setdefault(change.because, []).append(text)
-    name = changes[0].part.name
-    return "".join(f"| {name} | {'; '.join(rows)} | {why} |\n" for why, rows in reasons.items())
-
-
 def docs_of(changes: list[Change]) -> str:
     parts = [list(group) for _, group in groupby(changes, lambda change: change.part)]
     text = f"\nThe tests notice {noticed(changes)} mutants:\n\n"
     text += "| code that is changed | noticed | as | by |\n|---|---|---|---|\n"
     text += "".join(map(part_row, parts))
-    text += "\nThe others survive, for these reasons:\n\n"
-    text += "| code that is changed | change, and how many survive | reason |\n|---|---|---|\n"
-    return text + "".join(map(survivor_rows, parts)) + "\n"
+    return text + "\n"
 
 
 def with_table(docs: str, changes: list[Change]) -> str:

@@ -1,4 +1,4 @@
-"""Behavior of drivers that tests can request from the GPU in software (docs/emulate_torch.md)."""
+"""Behavior of drivers that tests can request from the GPU in software (docs/gpu_machine.md)."""
 
 from __future__ import annotations
 

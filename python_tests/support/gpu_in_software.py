@@ -1,4 +1,4 @@
-"""Functions that only the GPU in software has (docs/emulate_torch.md), for tests."""
+"""Functions that only the GPU in software has (docs/gpu_machine.md), for tests."""
 
 from __future__ import annotations
 
