@@ -83,7 +83,7 @@ test-slow: build  ## run the slow Python tests
 gpu-check:  ## build, test, time and train on this machine's GPUs (BUDGET=seconds STAGE=... RESULTS=folder)
 	@BUDGET='$(BUDGET)' STAGE='$(STAGE)' RESULTS='$(RESULTS)' ANYWAY='$(ANYWAY)' $(PYTHON) tools/gpu_check.py
 
-docs: build  ## write the tables of docs/ that come from the code
+docs: build  ## write the API and the tables of docs/ that come from the code
 	$(VENV)/bin/python tools/docs_tables.py
 	@cmake -S . -B $(CPP_BUILD) -G Ninja -DAXONN_WERROR=ON --log-level=WARNING >/dev/null
 	@cmake --build $(CPP_BUILD) -j $(MAX_JOBS) --target kernel_times
