@@ -42,7 +42,7 @@ export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help build demo test test-cpp test-python test-long test-slow test-sanitizers gpu-check \
+.PHONY: help build wheel demo test test-cpp test-python test-long test-slow test-sanitizers gpu-check \
         cuda-check emulate emulate-slow emulate-torch triton-check matrix mutants docs \
         lint format clean \
         python environment lint-tools
@@ -53,6 +53,9 @@ help:  ## list the targets
 
 build: python  ## set everything up: .venv, torch, dependencies, compiled extension
 	@$(PYTHON) tools/bootstrap.py environment extension
+
+wheel: build  ## build a wheel for .venv's torch, and try it in an environment without a compiler
+	$(VENV)/bin/python tools/build_wheel.py
 
 demo: build  ## train a small GPT on a 2x2 grid, then in one process, and compare the losses
 	rm -rf runs/demo runs/demo-plain
@@ -80,7 +83,7 @@ test-slow: build  ## run the slow Python tests
 gpu-check:  ## build, test, time and train on this machine's GPUs (BUDGET=seconds STAGE=... RESULTS=folder)
 	@BUDGET='$(BUDGET)' STAGE='$(STAGE)' RESULTS='$(RESULTS)' ANYWAY='$(ANYWAY)' $(PYTHON) tools/gpu_check.py
 
-docs: build  ## write the tables of docs/ that come from the code
+docs: build  ## write the API and the tables of docs/ that come from the code
 	$(VENV)/bin/python tools/docs_tables.py
 	@cmake -S . -B $(CPP_BUILD) -G Ninja -DAXONN_WERROR=ON --log-level=WARNING >/dev/null
 	@cmake --build $(CPP_BUILD) -j $(MAX_JOBS) --target kernel_times

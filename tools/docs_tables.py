@@ -1,22 +1,23 @@
-"""Writes the tables of docs/ that come from the code, between marks such as <!-- ops: begin -->.
+"""Writes the parts of docs/ that come from the code, between marks such as <!-- tiles: begin -->.
 
     python tools/docs_tables.py
 
-Most take their text from docstrings, in which a description follows each name.
+docs/api.md has the first paragraph of each public docstring. Most tables take their text from
+docstrings, too, in which a description follows each name.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import inspect
+import pkgutil
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from types import MappingProxyType
+from types import FunctionType, MappingProxyType, ModuleType
 
-from axonn_ext import CommunicationRecord, ops
+from axonn_ext import ops
 from axonn_ext.bench.results import Comparison, Row
-from axonn_ext.ops.spec import OpSpec
 from axonn_ext.ops.specs import SPECS
 from axonn_ext.overlap import Overlap
 from axonn_ext.planner.machines.machine import load_machine, machine_names
@@ -27,6 +28,25 @@ from axonn_ext.train.metrics import EvaluationMetrics, StepMetrics
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
+
+# The sections of docs/api.md. A name of several modules is in the first.
+MODULES = (
+    "axonn_ext",
+    "axonn_ext.ops",
+    "axonn_ext.nn",
+    "axonn_ext.models",
+    "axonn_ext.models.pretrained",
+    "axonn_ext.models.generation",
+    "axonn_ext.models.parallelize",
+    "axonn_ext.pipeline",
+    "axonn_ext.overlap",
+    "axonn_ext.optim",
+    "axonn_ext.checkpoint",
+    "axonn_ext.data",
+    "axonn_ext.tracing",
+    "axonn_ext.tuning",
+    "axonn_ext.planner",
+)
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -85,20 +105,58 @@ def variables() -> str:
     return table(("variable", "meaning"), [(code(names), text) for names, text in meant.items()])
 
 
-def signature(spec: OpSpec) -> str:
-    """Returns the name of an op, with the parameters of its function if axonn_ext.ops has one."""
-    if spec.name not in ops.__all__:
-        return spec.name
-    parameters = inspect.signature(getattr(ops, spec.name)).parameters.values()
-    bare = [each.replace(annotation=inspect.Parameter.empty) for each in parameters]
-    return f"{spec.name}{inspect.Signature(bare)}"
-
-
-def op_table(*, public: bool) -> str:
-    """Returns a table of the ops that communicate."""
-    specs = [s for s in SPECS.values() if s.traffic and (s.name in ops.__all__) == public]
-    rows = [(f"`{signature(spec)}`", spec.traffic, spec.backward) for spec in specs]
+def ops_without_function() -> str:
+    """Returns a table of the ops that communicate and have no function in axonn_ext.ops."""
+    specs = [s for s in SPECS.values() if s.traffic and s.name not in ops.__all__]
+    rows = [(f"`{spec.name}`", spec.traffic, spec.backward) for spec in specs]
     return table(("op", "collectives", "backward"), rows)
+
+
+def signature(name: str, thing: object, *, bound: bool = False) -> str:
+    """Returns a name with its parameters, without annotations; objects as defaults become "...".
+
+    bound: leaves out the first parameter. Values, errors and protocols have no parameters.
+    """
+    is_error = isinstance(thing, type) and issubclass(thing, Exception)
+    if not callable(thing) or is_error or getattr(thing, "_is_protocol", False):
+        return name
+    parameters = [*inspect.signature(thing).parameters.values()][bound:]
+    text = str(inspect.Signature([each.replace(annotation=each.empty) for each in parameters]))
+    for each in parameters:
+        if each.default is not each.empty and re.search("[<=]", repr(each.default)):
+            text = text.replace(f"{each.name}={each.default!r}", f"{each.name}=...")
+    return f"{name}{text}"
+
+
+def first_paragraph(docstring: str | None) -> str:
+    return " ".join(inspect.cleandoc(docstring or "").partition("\n\n")[0].split())
+
+
+def entries(name: str, thing: object) -> Iterator[str]:
+    """Yields the item of a public name, and those of the documented members of a class."""
+    told = first_paragraph(thing.__doc__) if callable(thing) else f"`{thing!r}`"
+    yield f"* `{signature(name, thing)}`: {told}"
+    members = vars(thing).items() if isinstance(thing, type) else ()
+    for member, each in members:
+        is_method = isinstance(each, (FunctionType, classmethod, staticmethod))
+        if (is_method or isinstance(each, property)) and each.__doc__ and member[0] != "_":
+            called = getattr(thing, member) if is_method else None
+            shown = signature(member, called, bound=isinstance(each, FunctionType))
+            yield f"  * `{shown}`: {first_paragraph(each.__doc__)}"
+
+
+def api() -> str:
+    lines: list[str] = []
+    listed: set[int] = set()
+    for title in MODULES:
+        module = pkgutil.resolve_name(title)
+        lines += ["", f"## `{title}`", "", first_paragraph(module.__doc__), ""]
+        for name in module.__all__:
+            thing = getattr(module, name)
+            if not (name[0] == "_" or isinstance(thing, ModuleType) or id(thing) in listed):
+                listed.add(id(thing))
+                lines += entries(name, thing)
+    return "\n".join(lines[1:])
 
 
 def keys_that_may_differ() -> str:
@@ -128,10 +186,8 @@ def hopper_tiles() -> str:
 # The tables of each page, keyed by the name in their marks.
 PAGES: Mapping[str, Mapping[str, Callable[[], str]]] = MappingProxyType(
     {
+        "api.md": {"api": api, "ops": ops_without_function},
         "interfaces.md": {
-            "ops": lambda: op_table(public=True),
-            "further ops": lambda: op_table(public=False),
-            "communication record": lambda: fields(CommunicationRecord, "field"),
             "overlap": options,
             "step metrics": lambda: fields(StepMetrics),
             "evaluation metrics": lambda: fields(EvaluationMetrics),

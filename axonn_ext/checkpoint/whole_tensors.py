@@ -35,9 +35,13 @@ class NamedState:
 def full_state_dict(module: nn.Module) -> State:
     """Returns every whole parameter of the module, on every rank.
 
-    For models of axonn_ext.models, names and layouts are those of Hugging Face; for other modules,
-    those of `module.named_parameters()`. Collectives: all-gathers over the axes that split each
-    parameter; with several pipeline stages, a broadcast of each over them.
+    For models of axonn_ext.models, names and layouts are those of Hugging Face: of GPT2LMHeadModel
+    (Conv1D weights are [in, out]; c_attn holds all q, all k, all v), or of LlamaForCausalLM and the
+    others (q, k, v, gate and up separate). Tied models list lm_head.weight in addition to the
+    table. For other modules, they are those of `module.named_parameters()`.
+
+    Collectives: all-gathers over the axes that split each parameter; with several pipeline stages,
+    a broadcast of each over them.
     """
     return _export(module, lambda p: p.parameter.detach())
 

@@ -1,5 +1,10 @@
 """Corpora, and batches of their tokens that depend only on the step and are equal on every grid.
 
+IndexedTokens, ArrowTokens and ArrayTokens are streams of tokens, of which `whole` and `split` make
+a Part. RandomWindows and ShuffledDocuments are orders of a part's sequences (`source`: the number
+of the part in a mixture), and a Mixture is one of several orders'. TrainingBatches makes batches of
+an order. For examples, which Prompts encodes, load_examples and PackedBatches do the same.
+
 Names are loaded on first use, since the processes of `axonn-ext tokenize` do not need Torch.
 """
 

@@ -117,7 +117,7 @@ class TokenizerVocabulary:
         return [token for token, _ in itertools.takewhile(lambda each: each[1], added)]
 
     def find(self, token: str) -> int | None:
-        """Returns the id of a token, such as "</s>"; None if there is no such token."""
+        """Returns the id of a token, such as `</s>`; None if there is no such token."""
         found = self._tokenizer.token_to_id(token)
         return None if found is None else int(found)
 

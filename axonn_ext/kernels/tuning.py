@@ -37,13 +37,18 @@ __all__ = ["PASSES", "Choice", "choices", "clear", "tune_product", "warm_up"]
 
 @dataclass(frozen=True)
 class Choice:
-    """The algorithm that "auto" uses in calls of one signature in one group."""
+    """The algorithm that "auto" uses in calls of one signature in one group.
 
-    group: str  # the c10d name of the group; empty for a product, which is local to this rank
+    group      the c10d name of the group; empty for a product, which is local to this rank
+    source     "measured" by this process, read from "disk", or "default" if never measured
+    median_us  algorithm -> slowest rank's time; empty if never measured
+    """
+
+    group: str
     signature: str
     algorithm: str
-    source: str  # "measured" by this process, read from "disk", or "default" if never measured
-    median_us: dict[str, float]  # algorithm -> slowest rank's time; empty if never measured
+    source: str
+    median_us: dict[str, float]
 
 
 @contextmanager

@@ -215,7 +215,8 @@ class Transformer(nn.Module, NamedState):
         V is the vocabulary, plus rows of zeros if x z does not divide it (spec.vocabulary), whose
         logits are the lowest number of their dtype.
 
-        places: where the tokens stand in their documents, if a sequence has several.
+        places: where the tokens stand in their documents, if a sequence has several, such as
+        Places.packed(documents).
         """
         self._refuse_stages("the model alone")
         return self.run_stage(0, None, token_ids, places)

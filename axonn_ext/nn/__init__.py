@@ -1,4 +1,8 @@
-"""Modules for a grid of ranks. The shapes in their docstrings are those of one rank."""
+"""Modules for a grid of ranks. The shapes in their docstrings are those of one rank.
+
+`declare(module, grid, specs)` of axonn_ext.nn.sharded says how a grid treats the parameters of any
+other module.
+"""
 
 from axonn_ext.nn.adapter import Adapter, Target
 from axonn_ext.nn.attention import Attention, Rotary

@@ -59,7 +59,7 @@ class Orchestrator:
 
     On GPUs, collectives go over the grid's own NCCL communicators, or over its c10d groups: see
     Overlap. With the former, a failed collective aborts those of all ranks, and every rank gets an
-    error; with the latter, c10d ends the process.
+    error; with the latter, c10d's watchdog ends the process.
 
     All ranks must make the same orchestrators in the same order. A process may have several, each
     for its own modules. torch.utils.checkpoint can be used. Gradients must be computed by

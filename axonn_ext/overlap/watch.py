@@ -22,7 +22,11 @@ _REMEMBERED = 64
 
 
 class CommunicationError(RuntimeError):
-    """A collective failed, took too long, or differs from the one that other ranks issued."""
+    """A collective failed, took too long, or differs from the one that other ranks issued.
+
+    The message names the axis, the collective, the parameter, the sequence number, and the ranks
+    that are behind, differ or do not answer.
+    """
 
 
 @dataclass(frozen=True)

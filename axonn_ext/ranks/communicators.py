@@ -42,12 +42,15 @@ class Communicators:
         no axis has several ranks.
 
         All ranks must make the same calls in the same order; the first time, they meet in c10d's
-        store and in NCCL. The communicators are split from one over all ranks. A collective begins
-        after the work already enqueued on the current stream, and returns an object that makes a
-        stream wait for its end. A watcher thread handles failures: after one, or after a collective
-        that takes longer than AXONN_TIMEOUT_SECONDS, every rank aborts all communicators of the
-        grid, and their next calls raise RuntimeError with the axis, the collective and the ranks
-        that are behind.
+        store and in NCCL. The communicators are split from one over all ranks. They have not run on
+        a GPU yet.
+
+        `.axis("z")` of the result has `all_gather(output, input)`, `all_to_all` and `all_reduce` (a
+        sum). A collective begins after the work already enqueued on the current stream, and returns
+        work whose `wait()` makes the current stream wait, never the host. A watcher thread handles
+        failures: after one, or after a collective that takes longer than AXONN_TIMEOUT_SECONDS,
+        every rank aborts all communicators of the grid, and their next calls raise RuntimeError
+        with the axis, the collective and the ranks that are behind; so does `check()`.
 
         device    this rank's GPU; the same in all calls
         required  whether to raise instead of returning None

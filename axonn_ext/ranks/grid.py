@@ -59,7 +59,11 @@ class Grid:
     its own c10d process groups: one for each axis of several ranks, one that all other axes share,
     one for x, y and z together, one for the first and the last stage of a pipeline, and those that
     `neighbours` makes. They end with `close`, which `with Grid(...) as grid:` calls unless the
-    block raises, or, over gloo, when no grid, AxisGroup or module refers to them any more.
+    block raises. Over gloo, they also end when no grid, AxisGroup or module refers to them any
+    more; a bare ProcessGroup or its name does not keep them. Over NCCL, they stay until `close` or
+    the end of the process.
+
+    communicators: separate NCCL communicators, made on request by `communicators.get`.
 
     Raises:
         ValueError: the product of the sizes is not the world size.
@@ -194,6 +198,7 @@ class Grid:
         return self
 
     def size(self, axis: str) -> int:
+        """Returns the number of ranks along an axis. Raises ValueError for an unknown axis."""
         return self.axis(axis).size
 
     def axis(self, axis: str) -> AxisGroup:

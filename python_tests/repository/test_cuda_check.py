@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 from pathlib import Path
 
@@ -242,3 +243,9 @@ def test_commands_run_in_an_environment_that_is_kept_while_they_are_the_same(
     cuda_check.run_commands(["echo another >>log", *commands[1:]])
     assert (tmp_path / "log").read_text().split("\n")[3:] == ["another", last, ""]
     assert len(created) == 2
+
+
+def test_the_image_for_gpus_is_built_by_the_same_commands() -> None:
+    image = (ROOT / "tools" / "Dockerfile").read_text().partition(" AS cuda\n")[2]
+    commands = cuda_check.install_commands((ROOT / cuda_check.PAGE).read_text())
+    assert [line.split(" && ")[0] for line in re.findall(r"^RUN (.*)$", image, re.M)] == commands

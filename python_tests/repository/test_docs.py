@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+import axonn_ext
 from axonn_ext import GridShape
 from axonn_ext.spec import settings
 from limits import HANG_SECONDS
@@ -114,6 +116,21 @@ docs_tables = load("tools/docs_tables.py")
 def test_tables_are_those_of_the_code(name: str):
     text = (DOCS / name).read_text()
     assert docs_tables.with_tables(text, docs_tables.PAGES[name]) == text, "run `make docs`"
+
+
+def test_every_public_module_has_a_section_of_the_api():
+    modules = {n for n in axonn_ext.__all__ if inspect.ismodule(getattr(axonn_ext, n))}
+    assert modules
+    assert {f"axonn_ext.{name}" for name in modules} <= set(docs_tables.MODULES)
+
+
+def test_signatures_of_the_api():
+    class Named:
+        def method(self, a: int, *, b: object = Path, c: str = "") -> None: ...
+
+    assert docs_tables.signature("f", Named.method, bound=True) == "f(a, *, b=..., c='')"
+    assert docs_tables.signature("E", KeyError) == "E"
+    assert docs_tables.signature("p", None) == "p"
 
 
 def test_what_a_docstring_says_of_names():

@@ -30,7 +30,7 @@ def generate(
     stop_ids: Collection[int] = (),
     num_tokens: int | None = None,
 ) -> list[list[int]]:
-    """Returns the tokens that follow each prompt, on every rank; see `stream`."""
+    """Returns the ids of the tokens that follow each prompt, equal on every rank; see `stream`."""
     found: list[list[int]] = [[] for _ in prompts]
     for tokens in stream(
         model, prompts, max_new_tokens=max_new_tokens, sampling=sampling, stop_ids=stop_ids,

@@ -1,4 +1,4 @@
-"""Puts third-party models on a grid, in place."""
+"""Puts third-party models on a grid, in place. All ranks must make these calls alike."""
 
 from axonn_ext.models.parallelize.auto import auto_parallelize
 from axonn_ext.models.parallelize.in_place import parallelize

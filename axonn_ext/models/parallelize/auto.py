@@ -64,6 +64,7 @@ class auto_parallelize:
 
     A Linear stays plain, and `summary` says why, if the grid does not divide its features, if
     another module has the same parameter (tied embeddings), or if it is an instance of a subclass.
+    `made.modules` has name, kind, is_4d, reason and num_elements of each module made in the block.
 
     How modules are found: torch's registration hooks for parameters and modules, which are added
     when the block begins and removed when it ends, even by an exception. They ignore all threads
