@@ -1,7 +1,4 @@
-"""The GPU operations of a pipeline's threads, and the limit on how far the host runs ahead.
-
-Nothing here has run on a GPU yet.
-"""
+"""The GPU operations of a pipeline's threads, and the limit on how far the host runs ahead."""
 
 from __future__ import annotations
 

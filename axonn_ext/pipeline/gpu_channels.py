@@ -3,7 +3,7 @@
 Each has a communicator of two ranks that carries nothing else, so that no message waits for another
 one. NCCL connects the ranks of a communicator when it is made or at its first transfer, in which
 all of them must take part; so all are connected before the message threads start, in an order free
-of deadlocks. Nothing here has run on a GPU yet.
+of deadlocks.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Threads that send and receive messages between GPUs. Nothing here has run on a GPU yet.
+"""Threads that send and receive messages between GPUs.
 
 A sending GPU waits for the receiving one, and vice versa, and while it waits it may hold up its
 other work; a host that frees GPU memory waits, too. So neither starts a transfer before both are

@@ -42,8 +42,7 @@ class Communicators:
         no axis has several ranks.
 
         All ranks must make the same calls in the same order; the first time, they meet in c10d's
-        store and in NCCL. The communicators are split from one over all ranks. They have not run on
-        a GPU yet.
+        store and in NCCL. The communicators are split from one over all ranks.
 
         `.axis("z")` of the result has `all_gather(output, input)`, `all_to_all` and `all_reduce` (a
         sum). A collective begins after the work already enqueued on the current stream, and returns

@@ -412,7 +412,6 @@ def test_pipeline_stages_are_planned_when_they_are_asked_for(
     share = best["exposed_s"]["pipe"] / best["step_time_s"]
     assert re.search(rf"idles for {share:.1%} of the step \(modelled", out)
     assert all(c["pipeline"] is None for c in configs if c["grid"]["pipe"] == 1)
-    assert f"{written}: pipeline stages have not yet run on a GPU" in out
 
     config = load_config(written)
     job = prepare(config, world_size=16)
