@@ -1,7 +1,7 @@
 """Makes a command from a benchmark of several systems on one rank: its columns, cases and run.
 
-Such a benchmark is a `Benchmark`. Benchmarks of several ranks share its parser, its options and
-the rows of `output`.
+Such a benchmark is a `Benchmark`. Benchmarks of several ranks share its options and the rows of
+`output`.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ from axonn_ext.calibrate.measure import ROUNDS, Timing, measure, ranks_of, synch
 from axonn_ext.calibrate.this_machine import check_device, default_device, describe_machine
 from axonn_ext.ranks.launch import process
 from axonn_ext.ranks.launch.place import Process
-from axonn_ext.terminal.arguments import MOST_THREADS, whole
+from axonn_ext.terminal.arguments import MOST_THREADS, new_parser, whole
 from axonn_ext.terminal.console import Console, say
-from axonn_ext.terminal.errors import UserError, refuse_extra
+from axonn_ext.terminal.errors import UserError
 from axonn_ext.terminal.memory import memory_problem
 from axonn_ext.terminal.rows import Column, RowsFile, RowsTable
 
@@ -44,24 +44,6 @@ T = TypeVar("T")
 
 
 # --- The command line ----------------------------------------------------------------------------
-
-
-def new_parser(
-    benchmarks: argparse._SubParsersAction[Any], name: str, *, summary: str, description: str,
-    epilog: str, run: Callable[[argparse.Namespace], int],
-) -> argparse.ArgumentParser:  # fmt: skip
-    """Adds a subcommand, and returns its parser. run: returns the exit status for its arguments."""
-    parser: argparse.ArgumentParser = benchmarks.add_parser(
-        name, help=summary, description=description, epilog=epilog, allow_abbrev=False,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )  # fmt: skip
-
-    def run_if_known(args: argparse.Namespace, extra: Sequence[str]) -> int:
-        refuse_extra(f"bench {name}", extra)
-        return run(args)
-
-    parser.set_defaults(run=run_if_known)
-    return parser
 
 
 def add_device(parser: argparse.ArgumentParser, note: str = "") -> None:
@@ -232,8 +214,8 @@ class Benchmark(Generic[R]):
     def add_parser(self, benchmarks: argparse._SubParsersAction[Any]) -> None:
         """Adds the subcommand."""
         parser = new_parser(
-            benchmarks, self.name, summary=self.summary, description=self.description,
-            epilog=self.epilog, run=self.run_command,
+            benchmarks, self.name, self.run_command,
+            help=self.summary, description=self.description, epilog=self.epilog,
         )  # fmt: skip
         self.add_options(parser)
         add = parser.add_argument

@@ -13,7 +13,7 @@ import torch
 
 from axonn_ext import ops
 from axonn_ext.bench import symm_mem
-from axonn_ext.bench.benchmark import add_device, add_run_options, new_parser
+from axonn_ext.bench.benchmark import add_device, add_run_options
 from axonn_ext.bench.case import Spec
 from axonn_ext.bench.output import check_outputs, subtitle, write_plot
 from axonn_ext.bench.report import plot_rows, print_group, print_legend
@@ -43,7 +43,7 @@ from axonn_ext.ranks.launch.launcher import launch
 from axonn_ext.ranks.launch.place import Process
 from axonn_ext.spec.grid import GridShape
 from axonn_ext.spec.parallel import LAYOUTS, ROLES
-from axonn_ext.terminal.arguments import MOST_PROCESSES, MOST_THREADS, whole
+from axonn_ext.terminal.arguments import MOST_PROCESSES, MOST_THREADS, new_parser, whole
 from axonn_ext.terminal.console import Console, say
 from axonn_ext.terminal.errors import UserError
 from axonn_ext.terminal.grids import check_processes, parse_grid
@@ -103,7 +103,7 @@ def add_parser(benchmarks: argparse._SubParsersAction[Any]) -> None:
     for op in (*OPS, ALL_GEMM_OPS):
         examples = GRID_EXAMPLES if op in ("linear", "block") else GEMM_EXAMPLES
         parser = new_parser(
-            benchmarks, op, summary=SUMMARIES[op], run=run,
+            benchmarks, op, run, help=SUMMARIES[op],
             description=DESCRIPTION.format(summary=SUMMARIES[op]),
             epilog=examples.format(
                 op=op, default=describe(DEFAULTS[op]), layers=len(PUBLISHED_LAYERS),

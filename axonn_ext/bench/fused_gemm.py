@@ -11,11 +11,12 @@ import torch
 from torch import Tensor
 
 from axonn_ext.bench import gemm_tiles
-from axonn_ext.bench.benchmark import add_json, check_memory, new_parser
+from axonn_ext.bench.benchmark import add_json, check_memory
 from axonn_ext.bench.gemm_tiles import TILE_ROWS, TILE_SHAPES, measure_tiles, parse_tiles
 from axonn_ext.bench.link_overlap import parse_sizes, show_rows, time_us
 from axonn_ext.calibrate.shapes import GemmShape, describe, is_published, published_shapes
 from axonn_ext.kernels import extension
+from axonn_ext.terminal.arguments import new_parser
 from axonn_ext.terminal.errors import UserError
 from axonn_ext.terminal.files import check_writable
 from axonn_ext.terminal.rows import Column
@@ -154,8 +155,8 @@ def measure_gemm(m: int, n: int, k: int, dtype: str, layout: str) -> GemmRow:
 def add_parser(benchmarks: argparse._SubParsersAction[Any]) -> None:
     """Adds the subcommand."""
     parser = new_parser(
-        benchmarks, "gemm", run=run, description=DESCRIPTION, epilog=EPILOG,
-        summary='the kernel of "fused" and its tiles against torch.mm, on one GPU of sm_90',
+        benchmarks, "gemm", run, description=DESCRIPTION, epilog=EPILOG,
+        help='the kernel of "fused" and its tiles against torch.mm, on one GPU of sm_90',
     )  # fmt: skip
     add = parser.add_argument
     add("--shapes", nargs="+", default=[], metavar="SHAPE",

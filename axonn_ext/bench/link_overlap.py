@@ -17,13 +17,13 @@ from typing import Any, Protocol, TypeVar
 import torch
 from torch import Tensor
 
-from axonn_ext.bench.benchmark import add_json, new_parser
+from axonn_ext.bench.benchmark import add_json
 from axonn_ext.bench.results import content_of
 from axonn_ext.calibrate.measure import HEAD_START_CYCLES, Timing
 from axonn_ext.calibrate.shapes import is_size
 from axonn_ext.calibrate.this_machine import describe_machine
 from axonn_ext.kernels import extension
-from axonn_ext.terminal.arguments import whole
+from axonn_ext.terminal.arguments import new_parser, whole
 from axonn_ext.terminal.console import Console
 from axonn_ext.terminal.errors import UserError
 from axonn_ext.terminal.files import check_writable
@@ -312,8 +312,8 @@ def show_rows(
 def add_parser(benchmarks: argparse._SubParsersAction[Any]) -> None:
     """Adds the subcommand."""
     parser = new_parser(
-        benchmarks, "link-overlap", run=run, description=DESCRIPTION, epilog=EPILOG,
-        summary="how much of a copy over an emulated link hides behind a matmul, on one GPU",
+        benchmarks, "link-overlap", run, description=DESCRIPTION, epilog=EPILOG,
+        help="how much of a copy over an emulated link hides behind a matmul, on one GPU",
     )  # fmt: skip
     add = parser.add_argument
     add("--shape", nargs="+", default=["8192,8192,8192"], metavar="M,N,K",

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from axonn_ext.bench import launched
-from axonn_ext.bench.benchmark import add_run_options, new_parser
+from axonn_ext.bench.benchmark import add_run_options
 from axonn_ext.bench.ranking_cases import (
     CASES,
     DEEP,
@@ -36,7 +36,7 @@ from axonn_ext.spec.files.errors import InputError
 from axonn_ext.spec.files.files import FileError, read_json
 from axonn_ext.spec.pipeline import SCHEDULES
 from axonn_ext.spec.pipeline_options import PipelineOptions
-from axonn_ext.terminal.arguments import MOST_PROCESSES, whole
+from axonn_ext.terminal.arguments import MOST_PROCESSES, new_parser, whole
 from axonn_ext.terminal.console import Console
 from axonn_ext.terminal.errors import UserError
 from axonn_ext.terminal.files import check_writable, write_text
@@ -142,8 +142,8 @@ def markdown(title: str, rows: Sequence[Row], verdict: Verdict) -> str:
 def add_parser(benchmarks: argparse._SubParsersAction[Any]) -> None:
     """Adds the subcommand."""
     parser = new_parser(
-        benchmarks, "ranking", summary="the planner's ranking of grids against the measured one",
-        description=DESCRIPTION, epilog=EPILOG, run=run,
+        benchmarks, "ranking", run, help="the planner's ranking of grids against the measured one",
+        description=DESCRIPTION, epilog=EPILOG,
     )  # fmt: skip
     add = parser.add_argument
     add("--model", action="append", choices=tuple(CASES), metavar="NAME",

@@ -6,7 +6,6 @@ import argparse
 import datetime
 import json
 import tempfile
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +19,9 @@ from axonn_ext.ranks.launch import process
 from axonn_ext.ranks.launch.launcher import launch
 from axonn_ext.ranks.launch.place import Process
 from axonn_ext.spec import settings
-from axonn_ext.terminal.arguments import MOST_PROCESSES, MOST_THREADS, whole
+from axonn_ext.terminal.arguments import MOST_PROCESSES, MOST_THREADS, new_parser, whole
 from axonn_ext.terminal.console import Console, print_table, say
-from axonn_ext.terminal.errors import UserError, refuse_extra
+from axonn_ext.terminal.errors import UserError
 from axonn_ext.terminal.files import check_writable, make_folder, write_text
 
 DEVICES = ("cpu", "cuda")
@@ -44,10 +43,9 @@ With emulated links, groups are measured for each axis."""
 
 def add_parser(benchmarks: argparse._SubParsersAction[Any]) -> None:
     """Adds the subcommand."""
-    parser = benchmarks.add_parser(
-        "links", help="links, GEMMs and memory of this machine, measured for the planner",
-        description=DESCRIPTION, epilog=EPILOG, allow_abbrev=False,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+    parser = new_parser(
+        benchmarks, "links", run, description=DESCRIPTION, epilog=EPILOG,
+        help="links, GEMMs and memory of this machine, measured for the planner",
     )  # fmt: skip
     add = parser.add_argument
     add(
@@ -70,12 +68,10 @@ def add_parser(benchmarks: argparse._SubParsersAction[Any]) -> None:
         help="machine file to write (default: machines/this.toml in AXONN_CACHE_DIR)")  # fmt: skip
     add("--json", type=Path, metavar="FILE", help="write every measured time to a JSON file")
     add("--worker", type=Path, help=argparse.SUPPRESS)  # folder of a launch
-    parser.set_defaults(run=run)
 
 
-def run(args: argparse.Namespace, extra: Sequence[str]) -> int:
+def run(args: argparse.Namespace) -> int:
     """Runs the command; raises what `axonn_ext.cli.main` turns into messages."""
-    refuse_extra("bench links", extra)
     here = process.this_process()
     if args.worker is not None:
         run_folder(args.worker, here or Process())

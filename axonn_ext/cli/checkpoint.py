@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +17,9 @@ from axonn_ext.checkpoint.manifest import Manifest
 from axonn_ext.checkpoint.reading import read_manifest
 from axonn_ext.checkpoint.rewrite import reshard
 from axonn_ext.spec.files.errors import InputError
-from axonn_ext.terminal.arguments import whole
+from axonn_ext.terminal.arguments import new_parser, whole
 from axonn_ext.terminal.console import Console, plain_table, print_table, say
-from axonn_ext.terminal.errors import TrainingError, UserError, refuse_extra
+from axonn_ext.terminal.errors import TrainingError, UserError
 
 MOST_FILES = 100_000
 MOST_SECONDS = 1e11  # since 1970, the latest date that is shown
@@ -39,10 +39,7 @@ examples:
 
 def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
     """Adds the subcommand and its own subcommands."""
-    parser = commands.add_parser(
-        "checkpoint", description=DESCRIPTION, epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False,
-    )  # fmt: skip
+    parser = new_parser(commands, "checkpoint", run, description=DESCRIPTION, epilog=EPILOG)
     actions = parser.add_subparsers(title="actions", dest="action", metavar="ACTION", required=True)
 
     def add(
@@ -83,12 +80,10 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
         "--files", type=whole(1, MOST_FILES), default=1, metavar="N",
         help="number of files for the tensors (default: %(default)s)",
     )  # fmt: skip
-    parser.set_defaults(run=run)
 
 
-def run(args: argparse.Namespace, extra: Sequence[str]) -> int:
+def run(args: argparse.Namespace) -> int:
     """Runs the action. Raises UserError for a checkpoint that is missing or damaged."""
-    refuse_extra("checkpoint", extra)
     try:
         return int(args.function(args))
     except (CheckpointError, InputError) as error:

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from axonn_ext.terminal.arguments import number
+from axonn_ext.terminal.arguments import new_parser, number
 from axonn_ext.terminal.console import Console, plain_table, say
-from axonn_ext.terminal.errors import refuse_extra
 from axonn_ext.terminal.files import check_writable, writing
 from axonn_ext.train.compare import Comparison, Pair, compare
 from axonn_ext.train.plot import draw_comparison
@@ -32,10 +30,7 @@ example:
 
 def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
     """Adds the subcommand."""
-    parser = commands.add_parser(
-        "compare", description=DESCRIPTION, epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False,
-    )  # fmt: skip
+    parser = new_parser(commands, "compare", run, description=DESCRIPTION, epilog=EPILOG)
     parser.add_argument("folder", type=Path, metavar="RUN", help="folder of a run")
     parser.add_argument(
         "reference", type=Path, metavar="REFERENCE", help="folder of the run to compare with"
@@ -44,12 +39,10 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
         "--tolerance", type=number(least=0), default=DEFAULT_TOLERANCE, metavar="R",
         help="largest relative difference of losses that counts as equal (default: %(default)g)",
     )  # fmt: skip
-    parser.set_defaults(run=run)
 
 
-def run(args: argparse.Namespace, extra: Sequence[str]) -> int:
+def run(args: argparse.Namespace) -> int:
     """Prints the comparison; returns 1 if the runs differ by more than the tolerance."""
-    refuse_extra("compare", extra)
     comparison = compare(args.folder, args.reference)
     picture = args.folder / COMPARE_PICTURE if importlib.util.find_spec("matplotlib") else None
     check_writable("RUN", picture)

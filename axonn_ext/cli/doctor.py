@@ -24,8 +24,8 @@ from rich.table import Table
 import axonn_ext
 from axonn_ext.kernels import host, verified
 from axonn_ext.spec import settings
+from axonn_ext.terminal.arguments import new_parser
 from axonn_ext.terminal.console import Console, plain_table, say
-from axonn_ext.terminal.errors import refuse_extra
 from axonn_ext.terminal.files import check_writable, write_text
 
 OK, NOTE, PROBLEM = "ok", "note", "problem"
@@ -68,17 +68,12 @@ class Finding:
 
 def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
     """Adds the subcommand."""
-    parser = commands.add_parser(
-        "doctor", description=DESCRIPTION,
-        formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False,
-    )  # fmt: skip
+    parser = new_parser(commands, "doctor", run, description=DESCRIPTION)
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the report to a JSON file")
-    parser.set_defaults(run=run)
 
 
-def run(args: argparse.Namespace, extra: Sequence[str]) -> int:
+def run(args: argparse.Namespace) -> int:
     """Prints the findings; returns 1 if one of them is a problem."""
-    refuse_extra("doctor", extra)
     check_writable("--json", args.json)
     findings = [*find_bad_settings(args.bad_settings), *diagnose()]
     if args.json is not None:

@@ -12,7 +12,7 @@ from axonn_ext.cli import train
 from axonn_ext.data import RowGroup, find_sources
 from axonn_ext.spec.files.errors import InputError
 from axonn_ext.spec.model_files import read_config
-from axonn_ext.terminal.arguments import MOST_PROCESSES, number, whole
+from axonn_ext.terminal.arguments import new_parser, number, whole
 from axonn_ext.terminal.errors import UserError
 from axonn_ext.train.batches import packed_batches
 from axonn_ext.train.config import AUTO, EXAMPLES
@@ -53,9 +53,8 @@ metrics.jsonl, config.toml, loss.png, and the folder model, or with --lora the f
 
 def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
     """Adds the subcommand."""
-    parser = commands.add_parser(
-        "finetune", description=DESCRIPTION, epilog=EPILOG, allow_abbrev=False,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+    parser = new_parser(
+        commands, "finetune", run, keys=True, description=DESCRIPTION, epilog=EPILOG,
         usage="axonn-ext finetune --model FOLDER --data FILE|FOLDER [OPTION ...]",
     )  # fmt: skip
     parser.add_argument(
@@ -71,10 +70,7 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
         help="grid of processes, such as x=2,y=2,z=1,data=1, or auto, the planner's fastest grid "
         "for --nproc N (default: %(default)s)",
     )  # fmt: skip
-    parser.add_argument(
-        "--nproc", type=whole(1, MOST_PROCESSES), metavar="N",
-        help="number of processes to start on this machine (default: the size of the grid)",
-    )  # fmt: skip
+    train.add_nproc(parser)
     length = parser.add_mutually_exclusive_group()
     length.add_argument(
         "--epochs",
@@ -110,18 +106,7 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
         "--lora-targets", metavar="NAMES",
         help="Linears that get adapters, such as q_proj,v_proj (default: all-linear)",
     )  # fmt: skip
-    parser.add_argument(
-        "--out", type=Path, metavar="FOLDER",
-        help="new or empty folder for the run (default: runs/finetune-DATE-TIME)",
-    )  # fmt: skip
-    parser.add_argument("--overwrite", action="store_true", help="replace an earlier run in --out")
-    parser.add_argument(
-        "--resume", metavar="auto|PATH",
-        help="continue from a checkpoint, on any grid: auto for the latest in --out, if there is "
-        "one, or the folder of a checkpoint or of a run",
-    )  # fmt: skip
-    train.add_rank_order(parser)
-    parser.set_defaults(run=run)
+    train.add_folder_options(parser, "finetune")
 
 
 def run(args: argparse.Namespace, extra: Sequence[str]) -> int:

@@ -6,7 +6,7 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,9 +26,9 @@ from axonn_ext.ranks.launch.place import Process
 from axonn_ext.spec.files.errors import InputError, printable
 from axonn_ext.spec.files.files import is_file, read_text
 from axonn_ext.spec.grid import GridShape
-from axonn_ext.terminal.arguments import add_key, whole
+from axonn_ext.terminal.arguments import add_key, new_parser, whole
 from axonn_ext.terminal.console import Console, say
-from axonn_ext.terminal.errors import UserError, refuse_extra
+from axonn_ext.terminal.errors import UserError
 from axonn_ext.terminal.grids import check_processes, parse_grid
 
 DTYPES = {
@@ -53,10 +53,7 @@ PARALLEL = ParallelConfig(layout="replicated")
 
 def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
     """Adds the subcommand."""
-    parser = commands.add_parser(
-        "generate", description=DESCRIPTION, epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False,
-    )  # fmt: skip
+    parser = new_parser(commands, "generate", run, description=DESCRIPTION, epilog=EPILOG)
     parser.add_argument(
         "--model", required=True, metavar="FOLDER",
         help="Hugging Face folder with config.json and safetensors files",
@@ -99,7 +96,6 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
         help="device to run on; auto: cuda if there is a GPU, else cpu (default: %(default)s)",
     )  # fmt: skip
     parser.add_argument("--json", action="store_true", help="print one line of JSON per prompt")
-    parser.set_defaults(run=run)
 
 
 @dataclass(frozen=True)
@@ -134,9 +130,8 @@ class Request:
         return cls(folder, config, shape, vocabulary, texts, prompts, encoder.stop_ids, sampling)
 
 
-def run(args: argparse.Namespace, extra: Sequence[str]) -> int:
+def run(args: argparse.Namespace) -> int:
     """Runs the command. Raises UserError for a mistake, TrainingError if a rank fails."""
-    refuse_extra("generate", extra)
     here = process.this_process()
     try:
         request = Request.of(args)

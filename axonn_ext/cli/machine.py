@@ -16,8 +16,9 @@ from axonn_ext.calibrate.with_links import level_of, levels_of, with_links
 from axonn_ext.planner.machines.machine import Machine, machine_file
 from axonn_ext.spec.files.errors import InputError
 from axonn_ext.spec.files.files import read_text
+from axonn_ext.terminal.arguments import new_parser
 from axonn_ext.terminal.console import Console, plain_table, print_table, say
-from axonn_ext.terminal.errors import UserError, refuse_extra
+from axonn_ext.terminal.errors import UserError
 from axonn_ext.terminal.files import check_writable, write_text
 
 DESCRIPTION = """\
@@ -38,10 +39,7 @@ as z and data form them if x is 8. Ranks must be numbered node by node."""
 
 def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
     """Adds the subcommand."""
-    parser = commands.add_parser(
-        "machine", description=DESCRIPTION, epilog=EPILOG, allow_abbrev=False,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )  # fmt: skip
+    parser = new_parser(commands, "machine", run, description=DESCRIPTION, epilog=EPILOG)
     add = parser.add_argument
     add("--base", required=True, metavar="NAME|FILE.toml",
         help="machine that provides all other numbers: a known one or a file, as for axonn-ext "
@@ -50,7 +48,6 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
         help=f"output of one nccl-tests run, and its collective: {', '.join(KINDS)}; may be given "
         "several times")  # fmt: skip
     add("--out", type=Path, required=True, metavar="FILE.toml", help="machine file to write")
-    parser.set_defaults(run=run)
 
 
 def _log(text: str) -> tuple[str, Path]:
@@ -62,9 +59,8 @@ def _log(text: str) -> tuple[str, Path]:
     return kind, Path(file)
 
 
-def run(args: argparse.Namespace, extra: Sequence[str]) -> int:
+def run(args: argparse.Namespace) -> int:
     """Runs the command; raises what `axonn_ext.cli.main` turns into messages."""
-    refuse_extra("machine", extra)
     if args.out.suffix != ".toml":
         raise UserError(f"--out: expected a name ending in .toml, got {args.out}")
     check_writable("--out", args.out)

@@ -37,6 +37,7 @@ from axonn_ext.ranks.launch import process
 from axonn_ext.spec.files.errors import InputError
 from axonn_ext.spec.goldfish import Goldfish
 from axonn_ext.spec.model_files import read_config
+from axonn_ext.terminal.arguments import new_parser
 from axonn_ext.terminal.errors import UserError, refuse_extra
 from axonn_ext.terminal.files import check_writable
 from axonn_ext.terminal.grids import check_processes, parse_grid
@@ -54,13 +55,11 @@ OWN_KEYS = (
 
 def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
     """Adds the subcommand."""
-    parser = commands.add_parser(
-        "memorize", description=DESCRIPTION, epilog=EPILOG, allow_abbrev=False,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+    parser = new_parser(
+        commands, "memorize", run, keys=True, description=DESCRIPTION, epilog=EPILOG,
         usage="axonn-ext memorize [OPTION ...] [--TABLE.KEY VALUE ...]",
     )  # fmt: skip
     add_options(parser)
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace, extra: Sequence[str]) -> int:
@@ -76,7 +75,7 @@ def run(args: argparse.Namespace, extra: Sequence[str]) -> int:
         if getattr(args, name) == "":
             raise UserError(f"--{name}: expected a name, got an empty one")
     if args.evaluate:
-        refuse_extra("memorize", extra)
+        refuse_extra("axonn-ext memorize", extra)
         _evaluate(args)
         return 0
     if process.this_process() is not None:

@@ -13,9 +13,9 @@ from typing import Any, NoReturn
 
 from axonn_ext.spec import settings
 from axonn_ext.spec.files.token_files import TokenFiles, named_by
-from axonn_ext.terminal.arguments import MOST_PROCESSES, whole
+from axonn_ext.terminal.arguments import MOST_PROCESSES, new_parser, whole
 from axonn_ext.terminal.console import Console, say
-from axonn_ext.terminal.errors import TrainingError, UserError, refuse_extra
+from axonn_ext.terminal.errors import TrainingError, UserError
 from axonn_ext.terminal.files import check_writable
 
 NUM_LINES = 10  # of progress if there is no terminal
@@ -36,10 +36,7 @@ examples:
 
 def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
     """Adds the subcommand."""
-    parser = commands.add_parser(
-        "tokenize", description=DESCRIPTION, epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False,
-    )  # fmt: skip
+    parser = new_parser(commands, "tokenize", run, description=DESCRIPTION, epilog=EPILOG)
     parser.add_argument(
         "--text", required=True, metavar="FILE|FOLDER",
         help="text to encode; a folder is read recursively, in sorted order, without hidden files",
@@ -67,12 +64,10 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
     parser.add_argument(
         "--overwrite", action="store_true", help="replace existing token files at PREFIX"
     )
-    parser.set_defaults(run=run)
 
 
-def run(args: argparse.Namespace, extra: Sequence[str]) -> int:
+def run(args: argparse.Namespace) -> int:
     """Runs the command. Raises UserError, before any work, for invalid arguments."""
-    refuse_extra("tokenize", extra)
     here = settings.launch_environment()
     if here is not None and here.world_size > 1:
         raise UserError("tokenize starts its own processes; start it without torchrun or srun")

@@ -18,7 +18,7 @@ from axonn_ext.ranks.launch import process
 from axonn_ext.ranks.launch.place import Process
 from axonn_ext.ranks.launch.preemption import SIGNALS
 from axonn_ext.spec import settings
-from axonn_ext.terminal.arguments import MOST_PROCESSES, whole
+from axonn_ext.terminal.arguments import MOST_PROCESSES, new_parser, whole
 from axonn_ext.terminal.errors import TrainingError, UserError
 from axonn_ext.terminal.grids import check_processes
 from axonn_ext.train.claim import claimed
@@ -48,9 +48,9 @@ Any key of the configuration can be set with --TABLE.KEY VALUE. The keys and the
 
 def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
     """Adds the subcommand."""
-    parser = commands.add_parser(
-        "train", description=DESCRIPTION, epilog=EPILOG + to_toml(Config()),
-        formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False,
+    parser = new_parser(
+        commands, "train", run, keys=True,
+        description=DESCRIPTION, epilog=EPILOG + to_toml(Config()),
         usage="axonn-ext train [--config FILE] [--grid SHAPE] [OPTION ...] [--TABLE.KEY VALUE ...]",
     )  # fmt: skip
     parser.add_argument(
@@ -67,21 +67,8 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
         help="machine that --grid auto plans for (default: this one as measured by axonn-ext bench "
         "links, otherwise a similar known one)",
     )  # fmt: skip
-    parser.add_argument(
-        "--nproc", type=whole(1, MOST_PROCESSES), metavar="N",
-        help="number of processes to start on this machine (default: the size of the grid)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--out", type=Path, metavar="FOLDER",
-        help="new or empty folder for the run (default: runs/CONFIG-DATE-TIME)",
-    )  # fmt: skip
-    parser.add_argument("--overwrite", action="store_true", help="replace an earlier run in --out")
-    parser.add_argument(
-        "--resume", metavar="auto|PATH",
-        help="continue from a checkpoint, on any grid: auto for the latest in --out, if there is "
-        "one, or the folder of a checkpoint or of a run; sets checkpoint.resume",
-    )  # fmt: skip
-    add_rank_order(parser)
+    add_nproc(parser)
+    add_folder_options(parser, "CONFIG", "; sets checkpoint.resume")
     parser.add_argument(
         "--profile", action="store_true",
         help="write profile.json, a Chrome trace of three steps: computation and collectives",
@@ -90,11 +77,31 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
         "--print-config", action="store_true",
         help="print the resulting configuration as TOML, with the meaning of each key, and exit",
     )  # fmt: skip
-    parser.set_defaults(run=run)
 
 
-def add_rank_order(parser: argparse.ArgumentParser) -> None:
-    """Adds --rank-order."""
+def add_nproc(parser: argparse.ArgumentParser) -> None:
+    """Adds --nproc."""
+    parser.add_argument(
+        "--nproc", type=whole(1, MOST_PROCESSES), metavar="N",
+        help="number of processes to start on this machine (default: the size of the grid)",
+    )  # fmt: skip
+
+
+def add_folder_options(parser: argparse.ArgumentParser, name: str, note: str = "") -> None:
+    """Adds --out, --overwrite, --resume and --rank-order.
+
+    name: begins the name of the default folder. note: ends the help of --resume
+    """
+    parser.add_argument(
+        "--out", type=Path, metavar="FOLDER",
+        help=f"new or empty folder for the run (default: runs/{name}-DATE-TIME)",
+    )  # fmt: skip
+    parser.add_argument("--overwrite", action="store_true", help="replace an earlier run in --out")
+    parser.add_argument(
+        "--resume", metavar="auto|PATH",
+        help="continue from a checkpoint, on any grid: auto for the latest in --out, if there is "
+        f"one, or the folder of a checkpoint or of a run{note}",
+    )  # fmt: skip
     parser.add_argument(
         "--rank-order", metavar="natural|FILE",
         help="order of the hosts, so that neighbouring ranks are close: natural (gpu1, gpu2, "

@@ -30,9 +30,9 @@ from axonn_ext.spec.model import LinearSpec
 from axonn_ext.spec.parallel import ROLES, ParallelConfig
 from axonn_ext.spec.presets import PRESETS
 from axonn_ext.spec.products import Product, linear_products, products_of_linears
-from axonn_ext.terminal.arguments import MOST_THREADS, whole
+from axonn_ext.terminal.arguments import MOST_THREADS, new_parser, whole
 from axonn_ext.terminal.console import Console, say
-from axonn_ext.terminal.errors import UserError, refuse_extra
+from axonn_ext.terminal.errors import UserError
 from axonn_ext.terminal.files import check_writable
 from axonn_ext.terminal.grids import parse_grid
 from axonn_ext.terminal.memory import memory_problem
@@ -86,10 +86,7 @@ class Request:
 
 def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
     """Adds the subcommand."""
-    parser = commands.add_parser(
-        "tune", description=DESCRIPTION, epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False,
-    )  # fmt: skip
+    parser = new_parser(commands, "tune", run, description=DESCRIPTION, epilog=EPILOG)
     add = parser.add_argument
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument(
@@ -121,12 +118,10 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
         metavar="FILE",
         help="write machine and rows to a JSON file, updated after each product",
     )
-    parser.set_defaults(run=run)
 
 
-def run(args: argparse.Namespace, extra: Sequence[str]) -> int:
+def run(args: argparse.Namespace) -> int:
     """Runs the command; raises what `axonn_ext.cli.main` turns into messages."""
-    refuse_extra("tune", extra)
     here = process.this_process()
     if here is not None and here.world_size > 1:
         raise UserError(

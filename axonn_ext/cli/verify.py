@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from axonn_ext.ranks.launch.parent import end_with
 from axonn_ext.spec import settings
+from axonn_ext.terminal.arguments import new_parser
 from axonn_ext.terminal.console import Console, say
-from axonn_ext.terminal.errors import UserError, refuse_extra
+from axonn_ext.terminal.errors import UserError
 
 if TYPE_CHECKING:
     from axonn_ext.kernels.verified import Key, Verdict
@@ -50,10 +51,7 @@ examples:
 
 def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
     """Adds the subcommand."""
-    parser = commands.add_parser(
-        "verify", description=DESCRIPTION, epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False,
-    )  # fmt: skip
+    parser = new_parser(commands, "verify", run, description=DESCRIPTION, epilog=EPILOG)
     parser.add_argument(
         "--only", metavar="PATTERN[,...]",
         help="beginnings of the names of the groups to run, separated by commas without spaces "
@@ -65,12 +63,10 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
     )  # fmt: skip
     # The parent process, with which this one ends.
     parser.add_argument("--parent", type=int, help=argparse.SUPPRESS)
-    parser.set_defaults(run=run)
 
 
-def run(args: argparse.Namespace, extra: Sequence[str]) -> int:
+def run(args: argparse.Namespace) -> int:
     """Runs the command; raises UserError if there is no GPU."""
-    refuse_extra("verify", extra)
     if args.parent is not None:
         end_with(args.parent)
     here = settings.launch_environment()

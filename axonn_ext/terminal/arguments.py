@@ -1,16 +1,38 @@
-"""Types for argparse that check the range of a number on the command line."""
+"""Parsers of commands, and types for argparse that check the range of a number."""
 
 from __future__ import annotations
 
 import argparse
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from axonn_ext.spec.files.keys import MOST, Key, keys_of
+from axonn_ext.terminal.errors import refuse_extra
 
 MOST_THREADS = 1024  # threads of one process
 MOST_PROCESSES = 1024  # processes on this machine
+
+
+def new_parser(
+    commands: argparse._SubParsersAction[Any], name: str, run: Callable[..., int], *,
+    keys: bool = False, **texts: Any,
+) -> argparse.ArgumentParser:  # fmt: skip
+    """Adds a command, and returns its parser.
+
+    run: returns the exit status for the arguments. keys: it also takes arguments that the parser
+    does not know, such as --TABLE.KEY; otherwise they are refused. texts: those of add_parser
+    """
+    parser: argparse.ArgumentParser = commands.add_parser(
+        name, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False, **texts
+    )
+
+    def run_if_known(args: argparse.Namespace, extra: Sequence[str]) -> int:
+        refuse_extra(parser.prog, extra)
+        return run(args)
+
+    parser.set_defaults(run=run if keys else run_if_known)
+    return parser
 
 
 def whole(least: int = 1, most: int = MOST) -> Callable[[str], int]:

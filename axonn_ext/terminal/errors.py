@@ -16,10 +16,10 @@ class UserError(Exception):
         self.problems = problems
 
 
-def refuse_extra(command: str, extra: Sequence[str]) -> None:
+def refuse_extra(prog: str, extra: Sequence[str]) -> None:
     """Raises UserError if the command line has arguments that the command does not know."""
     if extra:
-        raise UserError(f"unknown argument {extra[0]} (see axonn-ext {command} --help)")
+        raise UserError(f"unknown argument {extra[0]} (see {prog} --help)")
 
 
 class MeetingError(UserError):

@@ -85,25 +85,22 @@ def parser_of(command: Any) -> argparse.ArgumentParser:
     return parser
 
 
-def parsed(command: Any, arguments: list[str]) -> argparse.Namespace:
-    return parser_of(command).parse_args(arguments)
-
-
 def test_started_ranks_are_told_all_that_generate_was() -> None:
     given = [
         "generate", "--model=m", "--adapter=a", "--prompt=one", "--prompt=two", "--prompts=p.jsonl",
         "--grid=x=2", "--max-new-tokens=7", "--temperature=0.5", "--top-k=3", "--top-p=0.9",
         "--seed=11", "--vocabulary=bytes", "--dtype=bf16", "--device=cpu", "--json",
     ]  # fmt: skip
-    asked, default = parsed(generate, given), parsed(generate, ["generate", "--model=other"])
+    parser = parser_of(generate)
+    asked, default = parser.parse_args(given), parser.parse_args(["generate", "--model=other"])
     untold = [name for name in vars(asked) if vars(asked)[name] == vars(default)[name]]
     assert untold == ["command", "run"], "every option has another value than its default"
-    assert parsed(generate, ["generate", *generate._arguments(asked)]) == asked
+    assert parser.parse_args(["generate", *generate._arguments(asked)]) == asked
 
 
 def test_started_ranks_are_told_all_that_train_was(tmp_path: Path) -> None:
     given = ["train", "--config=c.toml", "--grid=auto", "--overwrite", "--profile"]
-    asked = parsed(train, given)
+    asked = parser_of(train).parse_args(given)
     config = load_config(None, grid="x=2,y=2")
     overrides = (Override("optim.lr", "0.5"), Override("checkpoint.resume", "auto"))
     told = train._worker_arguments(asked, config, tmp_path / "run", overrides)

@@ -522,4 +522,4 @@ def test_several_processes_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(UserError, match="one process, got 2"):
-        command.run(command.argparse.Namespace(), [])
+        command.run(command.argparse.Namespace())

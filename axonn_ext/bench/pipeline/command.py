@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from axonn_ext.bench import launched
-from axonn_ext.bench.benchmark import add_run_options, new_parser
+from axonn_ext.bench.benchmark import add_run_options
 from axonn_ext.bench.output import check_outputs, dots, exit_status, subtitle, write_plot
 from axonn_ext.bench.pipeline.plan import BASE, CASES, ROWS, CaseSpec, Plan, problem_of
 from axonn_ext.bench.pipeline.report import plot_rows, print_rows
@@ -18,7 +18,7 @@ from axonn_ext.calibrate.this_machine import describe_machine
 from axonn_ext.ranks.launch import process
 from axonn_ext.ranks.launch.place import Process
 from axonn_ext.spec.grid import GridShape
-from axonn_ext.terminal.arguments import number, whole
+from axonn_ext.terminal.arguments import new_parser, number, whole
 from axonn_ext.terminal.console import Console, say
 from axonn_ext.terminal.errors import UserError
 from axonn_ext.terminal.grids import check_processes, parse_grid
@@ -63,8 +63,8 @@ examples:
 def add_parser(benchmarks: argparse._SubParsersAction[Any]) -> None:
     """Adds the subcommand."""
     parser = new_parser(
-        benchmarks, "pipeline", summary="pipeline schedules on emulated stages, also torch's",
-        description=DESCRIPTION, epilog=EPILOG, run=run,
+        benchmarks, "pipeline", run, help="pipeline schedules on emulated stages, also torch's",
+        description=DESCRIPTION, epilog=EPILOG,
     )  # fmt: skip
     add = parser.add_argument
     add("--grid", default="pipe=4", metavar="SHAPE",

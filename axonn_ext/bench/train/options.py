@@ -7,12 +7,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from axonn_ext.bench.benchmark import add_device, add_run_options, new_parser
+from axonn_ext.bench.benchmark import add_device, add_run_options
 from axonn_ext.bench.train.plan import BASELINES, BF16, DTYPES, FIXED, FP32, STRONG, WEAK
 from axonn_ext.calibrate.this_machine import default_device
 from axonn_ext.spec.optimizer import ZERO_STAGES
 from axonn_ext.spec.parallel import ALGORITHMS
-from axonn_ext.terminal.arguments import MOST_PROCESSES, whole
+from axonn_ext.terminal.arguments import MOST_PROCESSES, new_parser, whole
 
 DESCRIPTION = """\
 Trains the same GPT with torch's parallelisms and with axonn_ext on the same ranks, and compares
@@ -47,8 +47,8 @@ def add_parser(
 ) -> None:
     """Adds the subcommand, which calls `run`."""
     parser = new_parser(
-        commands, "train", summary="training against torch's DDP, FSDP2 and DTensor",
-        description=DESCRIPTION, epilog=EPILOG, run=run,
+        commands, "train", run, help="training against torch's DDP, FSDP2 and DTensor",
+        description=DESCRIPTION, epilog=EPILOG,
     )  # fmt: skip
     add = parser.add_argument
     add("--baseline", action="append", choices=BASELINES, metavar="NAME",

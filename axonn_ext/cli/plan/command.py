@@ -6,7 +6,6 @@ import argparse
 import dataclasses
 import re
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,9 +27,9 @@ from axonn_ext.spec.parallel import LAYOUTS, Overlap
 from axonn_ext.spec.pipeline import SCHEDULES
 from axonn_ext.spec.presets import PRESETS
 from axonn_ext.spec.recompute import EXPECTED, is_policy
-from axonn_ext.terminal.arguments import add_key, number, whole
+from axonn_ext.terminal.arguments import add_key, new_parser, number, whole
 from axonn_ext.terminal.console import Console
-from axonn_ext.terminal.errors import UserError, refuse_extra
+from axonn_ext.terminal.errors import UserError
 
 DESCRIPTION = """\
 Predicts which grid, layout, micro-batches, recomputation and overlap train a model fastest on a
@@ -60,9 +59,8 @@ published studies next to the planner's predictions:
 
 def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
     """Adds the subcommand."""
-    parser = commands.add_parser(
-        "plan", description=DESCRIPTION, epilog=EPILOG, allow_abbrev=False,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+    parser = new_parser(
+        commands, "plan", run, description=DESCRIPTION, epilog=EPILOG,
         usage="axonn-ext plan --model NAME --machine NAME --gpus N --global-batch N [OPTION ...]",
     )  # fmt: skip
     add = parser.add_argument
@@ -98,7 +96,7 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
     _add_many(parser.add_argument_group("several jobs, each with its best configuration"))
     _add_fixed(parser.add_argument_group("limits of the search"))
     _add_outputs(parser.add_argument_group("output"))
-    parser.set_defaults(run=run, defaults=vars(parser.parse_args([])))
+    parser.set_defaults(defaults=vars(parser.parse_args([])))
 
 
 def _add_many(group: argparse._ArgumentGroup) -> None:
@@ -196,9 +194,8 @@ def _overlap(text: str) -> str | Overlap:
         raise argparse.ArgumentTypeError(str(error)) from None
 
 
-def run(args: argparse.Namespace, extra: Sequence[str]) -> int:
+def run(args: argparse.Namespace) -> int:
     """Runs the command; raises what `axonn_ext.cli.main` turns into messages."""
-    refuse_extra("plan", extra)
     _check(args)
     console = Console()
     try:
