@@ -11,7 +11,7 @@ import rich.console
 
 from axonn_ext.bench.results import Json
 from axonn_ext.ranks.launch.place import Process
-from axonn_ext.terminal.console import Console, plain_table, print_table, say
+from axonn_ext.terminal.console import Console, new_table, print_table, say
 from axonn_ext.terminal.files import check_picture, check_writable, writing
 
 NOISY = 0.1  # if the middle half exceeds this share of the median, small differences mean nothing
@@ -35,9 +35,7 @@ def print_titled(
     The first column has names, and the others have numbers.
     """
     say(console, title, style="bold")
-    table = plain_table()
-    for column in columns:
-        table.add_column(column, justify="right" if column else "left", no_wrap=True)
+    table = new_table(columns, gap=4)
     for cells, style in rows:
         table.add_row(*cells, style=style)
     print_table(console, table)

@@ -18,7 +18,7 @@ from axonn_ext.checkpoint.reading import read_manifest
 from axonn_ext.checkpoint.rewrite import reshard
 from axonn_ext.spec.files.errors import InputError
 from axonn_ext.terminal.arguments import new_parser, whole
-from axonn_ext.terminal.console import Console, plain_table, print_table, say
+from axonn_ext.terminal.console import Console, new_table, print_table, say
 from axonn_ext.terminal.errors import TrainingError, UserError
 
 MOST_FILES = 100_000
@@ -98,9 +98,7 @@ def _list(args: argparse.Namespace) -> int:
     if folder is None:
         raise CheckpointError(f"{args.path}: expected a run, or a folder of checkpoints, got none")
     latest = folder.latest()
-    table = plain_table()
-    for column in ("step", "written", "size", "grid", ""):
-        table.add_column(column, justify="right" if column in ("step", "size") else "left")
+    table = new_table(("step", "written", "size", "grid", ""), ("written", "grid", ""), gap=4)
     for step in folder.steps():
         path = folder.path(step)
         mark = "latest" if path == latest else ""

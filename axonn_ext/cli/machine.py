@@ -17,7 +17,7 @@ from axonn_ext.planner.machines.machine import Machine, machine_file
 from axonn_ext.spec.files.errors import InputError
 from axonn_ext.spec.files.files import read_text
 from axonn_ext.terminal.arguments import new_parser
-from axonn_ext.terminal.console import Console, plain_table, print_table, say
+from axonn_ext.terminal.console import Console, new_table, print_table, say
 from axonn_ext.terminal.errors import UserError
 from axonn_ext.terminal.files import check_writable, write_text
 
@@ -118,11 +118,9 @@ def _read_logs(
 def _print(
     console: Console, machine: Machine, rows: list[tuple[str, LinkRow]], ranks: list[int]
 ) -> None:
-    table = plain_table(padding=(0, 2, 0, 0))
-    for head in ("collective", "level", "inner", "ranks", "GB/s", f"GB/s of {machine.name}",
-                 "latency of a step, us", "misfit"):  # fmt: skip
-        left = head in ("collective", "level")
-        table.add_column(head, justify="left" if left else "right", no_wrap=True)
+    heads = ("collective", "level", "inner", "ranks", "GB/s", f"GB/s of {machine.name}",
+             "latency of a step, us", "misfit")  # fmt: skip
+    table = new_table(heads, ("collective", "level"))
     for (level, row), num_ranks in zip(rows, ranks, strict=True):
         known = machine.links.of(row.inner, row.size, "x", num_ranks)
         table.add_row(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import rich.console
@@ -41,6 +42,18 @@ def say(console: rich.console.Console, text: str, style: str = "") -> None:
 def plain_table(*, padding: PaddingDimensions = (0, 2)) -> Table:
     """Returns a table without lines, to which the caller adds columns."""
     return Table(box=None, header_style="bold", pad_edge=False, padding=padding)
+
+
+def new_table(heads: Sequence[str], left: Collection[str] = (), *, gap: int = 2) -> Table:
+    """Returns a table without lines, with a column of text or numbers for each head.
+
+    left: heads of the columns of text; by default, the first. gap: spaces between columns
+    """
+    table = plain_table(padding=(0, gap, 0, 0))
+    for head in heads:
+        is_text = head in (left or heads[:1])
+        table.add_column(head, justify="left" if is_text else "right", no_wrap=True)
+    return table
 
 
 def print_table(console: rich.console.Console, table: Table) -> None:

@@ -13,7 +13,7 @@ from axonn_ext.bench import charts
 from axonn_ext.bench.benchmark import number
 from axonn_ext.bench.output import noisy
 from axonn_ext.bench.train.plan import FIXED, OURS, SINGLE, WEAK, Row
-from axonn_ext.terminal.console import plain_table, print_table, say
+from axonn_ext.terminal.console import new_table, print_table, say
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -32,9 +32,7 @@ _COLUMNS = {
 
 def print_rows(console: Console, rows: Sequence[Row], *, cores: int) -> None:
     """Prints a table of all runs, and notes about it."""
-    table = plain_table()
-    for column in _COLUMNS[rows[0].device]:
-        table.add_column(column, justify="right" if column else "left", no_wrap=True)
+    table = new_table(_COLUMNS[rows[0].device], gap=4)
     runs = runs_of(rows)
     for run in runs:
         for row in run:

@@ -12,7 +12,7 @@ from axonn_ext.planner.estimate import Estimate
 from axonn_ext.planner.machines.machine import Machine
 from axonn_ext.planner.step.volumes import most_bytes_by_axis
 from axonn_ext.spec.grid import COMMUNICATING
-from axonn_ext.terminal.console import print_table, say
+from axonn_ext.terminal.console import new_table, print_table, say
 
 _LEAST_SHARE = 0.05  # of the difference; smaller reasons appear only in the table
 
@@ -65,7 +65,7 @@ def _because(asked: Estimate, best: Estimate, machine: Machine) -> str:
 
 
 def _times(asked: Estimate, best: Estimate, machine: Machine) -> Table:
-    table = cells.numbers_table("time of a step, ms", "--grid", "best", "more")
+    table = new_table(("time of a step, ms", "--grid", "best", "more"))
     rows = differences(asked, best, machine) | {"step": [asked.step_time_s, best.step_time_s]}
     for name, (ours, theirs) in rows.items():
         numbers = (f"{ours * 1e3:,.2f}", f"{theirs * 1e3:,.2f}", f"{(ours - theirs) * 1e3:+,.2f}")
@@ -77,7 +77,7 @@ def _axes(asked: Estimate, best: Estimate, machine: Machine) -> Table:
     """Returns a table of the ranks, bytes and bandwidth of each axis in both grids."""
     heads = [f"{what}, {whose}" for what in ("ranks", "GB sent", "GB/s")
              for whose in ("--grid", "best")]  # fmt: skip
-    table = cells.numbers_table("axis", *heads)
+    table = new_table(("axis", *heads))
     for axis in COMMUNICATING:
         grids = [e.job.grid for e in (asked, best)]
         ranks = [getattr(grid, axis) for grid in grids]

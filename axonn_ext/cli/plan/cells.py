@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from rich.table import Table
-
 from axonn_ext.cli.plan.budget import Budget
 from axonn_ext.planner.estimate import Estimate
 from axonn_ext.planner.job import Job
@@ -11,18 +9,8 @@ from axonn_ext.spec.grid import COMMUNICATING
 from axonn_ext.spec.optimizer import OptimizerOptions
 from axonn_ext.spec.parallel import Overlap
 from axonn_ext.spec.pipeline_options import PipelineOptions
-from axonn_ext.terminal.console import plain_table
 
 PEAK_TITLE = "% of peak: causal / all"  # half of attention counted, or all of it
-
-
-def numbers_table(first: str, *others: str) -> Table:
-    """Returns a table whose first column has names, and the others numbers."""
-    table = plain_table(padding=(0, 2, 0, 0))
-    table.add_column(first, no_wrap=True)
-    for name in others:
-        table.add_column(name, justify="right", no_wrap=True)
-    return table
 
 
 def budget_heads(budget: Budget) -> list[str]:

@@ -11,7 +11,6 @@ from rich.table import Table
 from axonn_ext.cli.plan.cells import (
     duration,
     micro_batches,
-    numbers_table,
     options,
     schedule,
     words,
@@ -29,7 +28,7 @@ from axonn_ext.planner.step.stage_models import shares_of
 from axonn_ext.planner.step.volumes import all_collectives, most_bytes_by_axis
 from axonn_ext.planner.uncertainty import step_range
 from axonn_ext.spec.grid import COMMUNICATING
-from axonn_ext.terminal.console import print_table, say
+from axonn_ext.terminal.console import new_table, print_table, say
 
 
 def print_explanation(
@@ -80,7 +79,7 @@ def _range_of(job: Job, machine: Machine) -> str:
 
 def _memory_table(estimate: Estimate, machine: Machine) -> Table:
     memory = estimate.memory
-    table = numbers_table("memory of a GPU", "GB", "share")
+    table = new_table(("memory of a GPU", "GB", "share"))
     for name, num_bytes in memory._asdict().items():
         table.add_row(words(name), *_amount(num_bytes, memory.total))
     table.add_row("total", *_amount(memory.total, memory.total), style="bold")
@@ -103,7 +102,7 @@ def time_kinds(estimate: Estimate, machine: Machine) -> dict[str, float]:
 
 
 def _time_table(estimate: Estimate, machine: Machine) -> Table:
-    table = numbers_table("time of a step", "ms", "share")
+    table = new_table(("time of a step", "ms", "share"))
     for name, seconds in time_kinds(estimate, machine).items():
         table.add_row(name, f"{seconds * 1e3:,.2f}", f"{seconds / estimate.step_time_s:.1%}")
     table.add_row("step", f"{estimate.step_time_s * 1e3:,.2f}", "100.0%", style="bold")
@@ -143,7 +142,7 @@ def _axes_table(estimate: Estimate, machine: Machine) -> Table:
     job = estimate.job
     volumes = most_bytes_by_axis(job)
     busy = busy_seconds(job, machine)
-    table = numbers_table("axis", "ranks", "GB sent", "GB/s", "busy ms", "hidden ms", "exposed ms")
+    table = new_table(("axis", "ranks", "GB sent", "GB/s", "busy ms", "hidden ms", "exposed ms"))
     for axis in COMMUNICATING:
         ranks = getattr(job.grid, axis)
         if ranks == 1:

@@ -15,7 +15,7 @@ from axonn_ext.planner.estimate import Estimate
 from axonn_ext.planner.machines.machine import Machine
 from axonn_ext.planner.search.frameworks import FRAMEWORKS, plan_framework, plan_with_all
 from axonn_ext.planner.search.request import Request
-from axonn_ext.terminal.console import plain_table, print_table, say
+from axonn_ext.terminal.console import new_table, print_table, say
 
 _ALL = "all"
 OURS, ALL_OURS = "ours", "ours, with all of these"
@@ -59,11 +59,9 @@ def print_like(console: Console, rows: list[Row]) -> None:
     """Prints the table, and the source for what each framework has."""
     ours = rows[0].best
     assert ours is not None
-    table = plain_table(padding=(0, 2, 0, 0))
-    left = {"like", "grid", "options", "exposed"}
-    for head in ("like", "grid", "micro-batches", "options", "step",
-                 cells.PEAK_TITLE, "exposed", "memory", "step over ours"):  # fmt: skip
-        table.add_column(head, justify="left" if head in left else "right", no_wrap=True)
+    heads = ("like", "grid", "micro-batches", "options", "step",
+             cells.PEAK_TITLE, "exposed", "memory", "step over ours")  # fmt: skip
+    table = new_table(heads, ("like", "grid", "options", "exposed"))
     for row in rows:
         e = row.best
         table.add_row(row.name, *(["-"] if e is None else _cells(e, ours)))

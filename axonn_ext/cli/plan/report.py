@@ -26,7 +26,7 @@ from axonn_ext.planner.estimate import Estimate
 from axonn_ext.planner.search.fastest import Plan
 from axonn_ext.planner.search.request import Request
 from axonn_ext.planner.uncertainty import RANGE, TIE, is_tie, published_range
-from axonn_ext.terminal.console import plain_table, print_table, say
+from axonn_ext.terminal.console import new_table, print_table, say
 
 NEARLY_FULL = 0.9  # of the memory
 TIE_MARK = "="  # next to the number of a configuration
@@ -97,10 +97,8 @@ def uncertainty(best: Estimate) -> str:
 
 
 def _table(configs: Sequence[Estimate]) -> Table:
-    table = plain_table(padding=(0, 2, 0, 0))
-    left = {"grid", "exposed"}
-    for name in ("", "grid", "step", PEAK_TITLE, "tokens/s", "memory", "exposed"):
-        table.add_column(name, justify="left" if name in left else "right", no_wrap=True)
+    heads = ("", "grid", "step", PEAK_TITLE, "tokens/s", "memory", "exposed")
+    table = new_table(heads, ("grid", "exposed"))
     for number, e in enumerate(configs, start=1):
         table.add_row(
             f"{number} {TIE_MARK if number > 1 and is_tie(e, configs[0]) else ' '}",

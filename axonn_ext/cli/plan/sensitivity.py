@@ -9,15 +9,13 @@ from rich.console import Console
 from axonn_ext.cli.plan import cells
 from axonn_ext.planner.estimate import Estimate
 from axonn_ext.planner.search.sensitivity import Variant
-from axonn_ext.terminal.console import plain_table, print_table, say
+from axonn_ext.terminal.console import new_table, print_table, say
 
 
 def print_sensitivity(console: Console, variants: list[Variant], best: Estimate) -> None:
     """Prints a row for each change of the machine."""
-    table = plain_table(padding=(0, 2, 0, 0))
-    for head in ("if", "its step", "", "best grid then", "step", "slower than it"):
-        left = head in ("if", "best grid then")
-        table.add_column(head, justify="left" if left else "right", no_wrap=True)
+    heads = ("if", "its step", "", "best grid then", "step", "slower than it")
+    table = new_table(heads, ("if", "best grid then"))
     for v in variants:
         change = v.same.step_time_s / best.step_time_s - 1
         table.add_row(

@@ -13,7 +13,7 @@ from axonn_ext.planner.published.retold import Line, Told, lines_of, retell
 from axonn_ext.planner.published.runs import held_out_error
 from axonn_ext.planner.published.study import Study, load_study, study_names
 from axonn_ext.spec.files.errors import InputError
-from axonn_ext.terminal.console import plain_table, print_table, say
+from axonn_ext.terminal.console import new_table, print_table, say
 from axonn_ext.terminal.errors import UserError
 from axonn_ext.terminal.files import writing
 
@@ -59,9 +59,8 @@ def _names(name: str) -> list[str]:
 
 
 def _print_list(console: Console) -> None:
-    table = plain_table(padding=(0, 2, 0, 0))
-    for name in ("name", "study", "source"):
-        table.add_column(name, no_wrap=True)
+    heads = ("name", "study", "source")
+    table = new_table(heads, heads)
     for name in study_names():
         study = load_study(name)
         table.add_row(name, study.title, study.source)
@@ -69,9 +68,8 @@ def _print_list(console: Console) -> None:
 
 
 def _print(console: Console, study: Study, told: Sequence[Told]) -> None:
-    table = plain_table(padding=(0, 2, 0, 0))
-    for name in study_tables.heads(study):
-        table.add_column(name, no_wrap=True)
+    heads = study_tables.heads(study)
+    table = new_table(heads, heads)
     for row in study_tables.rows(study, told):
         table.add_row(*row)
     say(console, study.title, "bold")

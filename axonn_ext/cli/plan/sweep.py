@@ -18,7 +18,7 @@ from axonn_ext.planner.estimate import Estimate
 from axonn_ext.planner.search.fastest import plan
 from axonn_ext.planner.search.request import Request
 from axonn_ext.terminal.arguments import whole
-from axonn_ext.terminal.console import Console, plain_table, print_table, say
+from axonn_ext.terminal.console import Console, new_table, print_table, say
 from axonn_ext.terminal.errors import UserError
 from axonn_ext.terminal.files import writing
 
@@ -227,15 +227,12 @@ def _print(
 ) -> None:  # fmt: skip
     assert first.best is not None
     ratio = efficiency(sweep.kind)
-    table = plain_table(padding=(0, 2, 0, 0))
-    left = {"model", "grid", "options", "exposed", "limit"}
     heads = [sweep.kind if sweep.kind in ("seq", "batch") else "GPUs"]
     heads += ["model"] if sweep.kind == SERIES else []
     heads += ["sequences", "grid", "micro-batches", "options", "step",
               cells.PEAK_TITLE, "tokens/s", "efficiency", "exposed", "memory",
               *cells.budget_heads(budget), "limit"]  # fmt: skip
-    for name in heads:
-        table.add_column(name, justify="left" if name in left else "right", no_wrap=True)
+    table = new_table(heads, ("model", "grid", "options", "exposed", "limit"))
     for p in points:
         row = [f"{p.value:,}", *([p.model] if sweep.kind == SERIES else [])]
         row.append("-" if p.request is None else f"{p.request.batch_size:,}")

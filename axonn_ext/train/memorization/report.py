@@ -6,9 +6,10 @@ from collections.abc import Iterator, Sequence
 
 from rich.table import Table
 
-from axonn_ext.terminal.console import plain_table
+from axonn_ext.terminal.console import new_table
 from axonn_ext.train.memorization.results import GOLDFISH, PLAIN, ArmResult, BucketResult
 
+_NAMES = ("model", "arm")  # columns of text
 _COLUMNS = (
     "seen", "documents", "exact match", "95 % interval", "edit distance", "longest run", "loss"
 )  # fmt: skip
@@ -16,7 +17,7 @@ _COLUMNS = (
 
 def bucket_table(buckets: Sequence[BucketResult]) -> Table:
     """Returns the table of one model."""
-    table = _table(_COLUMNS)
+    table = new_table(_COLUMNS, _NAMES, gap=4)
     for bucket in buckets:
         table.add_row(*_cells(bucket))
     return table
@@ -24,7 +25,7 @@ def bucket_table(buckets: Sequence[BucketResult]) -> Table:
 
 def arms_table(arms: Sequence[ArmResult]) -> Table:
     """Returns the table of an experiment, with a row for each model, arm and bucket."""
-    table = _table(("model", "arm", *_COLUMNS, "validation loss"))
+    table = new_table((*_NAMES, *_COLUMNS, "validation loss"), _NAMES, gap=4)
     for arm in arms:
         for number, bucket in enumerate(arm.buckets):
             name = (arm.model, arm.arm) if number == 0 else ("", "")
@@ -57,13 +58,6 @@ def _sentence(plain: ArmResult, goldfish: ArmResult) -> str:
         f"{goldfish.buckets[0].share:.0%}; with Goldfish loss the validation loss is "
         f"{abs(change):.1%} {'higher' if change >= 0 else 'lower'}"
     )
-
-
-def _table(columns: Sequence[str]) -> Table:
-    table = plain_table()
-    for name in columns:
-        table.add_column(name, justify="left" if name in ("model", "arm") else "right")
-    return table
 
 
 def _cells(bucket: BucketResult) -> tuple[str, ...]:
