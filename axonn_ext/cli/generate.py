@@ -117,7 +117,9 @@ class Request:
         folder = Path(args.model)
         config, shape = read_model(folder), parse_grid("--grid", args.grid)
         check_processes(shape)
-        problems = models.check(config, PARALLEL, shape, batch_size=shape.data * shape.z)
+        problems = models.check(
+            config, PARALLEL, shape, batch_size=shape.data * shape.z, pretrained=True
+        )
         if problems:
             raise UserError(*problems)
         vocabulary = model_vocabulary(folder, args.vocabulary)

@@ -17,7 +17,7 @@ from axonn_ext._version import __version__
 from axonn_ext.cli import streams
 from axonn_ext.ranks.launch import threads
 from axonn_ext.spec import settings
-from axonn_ext.spec.files.errors import printable
+from axonn_ext.spec.files.errors import hint, printable
 from axonn_ext.spec.settings import LaunchEnvironment, SettingsError
 from axonn_ext.terminal.errors import (
     MeetingError,
@@ -236,6 +236,9 @@ def _stdout_is_full() -> bool:
 
 def _parser(first: Sequence[str]) -> Parser:
     """Returns a parser with the names of all commands, and the options of the named one."""
+    for name in first:
+        if not (name.startswith("-") or name in COMMANDS):
+            raise UserError(f"unknown command {name}{hint(name, COMMANDS)} (see axonn-ext --help)")
     parser = Parser(
         prog="axonn-ext", description=DESCRIPTION, epilog=EPILOG, allow_abbrev=False,
         formatter_class=argparse.RawDescriptionHelpFormatter,

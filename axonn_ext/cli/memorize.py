@@ -38,7 +38,7 @@ from axonn_ext.spec.files.errors import InputError
 from axonn_ext.spec.goldfish import Goldfish
 from axonn_ext.spec.model_files import read_config
 from axonn_ext.terminal.arguments import new_parser
-from axonn_ext.terminal.errors import UserError, refuse_extra
+from axonn_ext.terminal.errors import UserError
 from axonn_ext.terminal.files import check_writable
 from axonn_ext.terminal.grids import check_processes, parse_grid
 from axonn_ext.train.claim import claimed
@@ -75,7 +75,8 @@ def run(args: argparse.Namespace, extra: Sequence[str]) -> int:
         if getattr(args, name) == "":
             raise UserError(f"--{name}: expected a name, got an empty one")
     if args.evaluate:
-        refuse_extra("axonn-ext memorize", extra)
+        if extra:
+            raise UserError(f"{extra[0]} does not go with --evaluate")
         _evaluate(args)
         return 0
     if process.this_process() is not None:

@@ -87,7 +87,9 @@ class Evaluation:
         try:
             config = read_model(self.folder)
             groups = self.shape.data * self.shape.z
-            problems = models.check(config, PARALLEL, self.shape, batch_size=groups)
+            problems = models.check(
+                config, PARALLEL, self.shape, batch_size=groups, pretrained=True
+            )
             if problems:
                 raise UserError(*problems)
             most = min(MOST_TOKENS, config.sequence_length)

@@ -9,7 +9,7 @@ from typing import Any
 
 from axonn_ext.spec.family import FAMILIES, Family, HuggingFace, find_family
 from axonn_ext.spec.files.errors import InputError, unknown
-from axonn_ext.spec.files.files import is_file, is_folder, read_json
+from axonn_ext.spec.files.files import FileError, is_file, is_folder, read_json
 from axonn_ext.spec.files.keys import keys_of
 from axonn_ext.spec.files.tables import Table, read_table
 from axonn_ext.spec.files.token_files import find_token_files
@@ -123,7 +123,13 @@ _MAY_BE_NONE = ("num_kv_heads", "intermediate_size")
 
 def read_config(path: Path) -> ModelConfig:
     """Reads a Hugging Face config.json. Raises InputError, also for models different from ours."""
-    whole = Table(read_json(path), "", str(path))
+    try:
+        whole = Table(read_json(path), "", str(path))
+    except FileError as error:
+        if not isinstance(error.__context__, FileNotFoundError):
+            raise
+        missing = f"{path.parent}: expected a folder with {path.name}{_remedy(path.parent)}"
+        raise InputError(missing) from None
     kind = whole.without_nulls().text("model_type")
     known = [find_family(name) for name in FAMILIES]
     for family in known:
@@ -134,6 +140,22 @@ def read_config(path: Path) -> ModelConfig:
         f"{path}: model_type {kind!r} is not supported; supported: {names} "
         "(the families of axonn_ext.models)"
     )
+
+
+def _remedy(folder: Path) -> str:
+    """Returns what to do about a folder without a config.json; "" if that is not clear."""
+    if is_file(folder / "adapter_config.json"):
+        return "; it has an adapter, which goes on top of a model: --model MODEL --adapter FOLDER"
+    if is_file(folder / "model" / "config.json"):
+        return f"; the model is in {folder / 'model'}"
+    if is_file(folder / "metrics.jsonl"):
+        return (
+            "; it is the folder of a run, whose checkpoints `axonn-ext checkpoint export` writes as "
+            "such a folder"
+        )
+    if not folder.is_absolute() and len(folder.parts) == 2 and not folder.exists():
+        return f"; to download a model: hf download {folder} --local-dir {folder.name}"
+    return ""
 
 
 def _of_family(family: Family, whole: Table) -> ModelConfig:

@@ -83,25 +83,31 @@ def _rules(
 
 
 def check(
-    config: ModelConfig, parallel: ParallelConfig, grid: GridShape, *, batch_size: int
-) -> list[str]:
+    config: ModelConfig, parallel: ParallelConfig, grid: GridShape, *, batch_size: int,
+    pretrained: bool = False,
+) -> list[str]:  # fmt: skip
     """Returns every broken rule with its numbers and a remedy; an empty list if the model runs.
 
-    batch_size: the sequences of one micro-batch over all data and z coordinates.
+    batch_size: the sequences of one micro-batch over all data and z coordinates. pretrained: the
+    sizes of the model cannot change, so that no remedy names them.
     """
     rules = broken_rules(config, parallel, grid, batch_size)
-    return [_advice(rule, config.num_heads) for rule in rules]
+    return [_advice(rule, config.num_heads, pretrained) for rule in rules]
 
 
 _SEQUENCES = "sequences of a micro-batch"
 _KV_HEADS = "num_kv_heads"
+_SIZES = (_KV_HEADS, "num_heads", "hidden_size", "intermediate_size")  # not computed from others
 
 
-def _advice(rule: BrokenRule, num_heads: int) -> str:
-    hint = ""
-    if rule.what == _SEQUENCES and "y" in rule.axes:
-        hint = "; or set heads_over_y, or layout 'replicated'"
+def _advice(rule: BrokenRule, num_heads: int, pretrained: bool) -> str:
     enough = math.ceil(rule.value / rule.parts) * rule.parts
-    if rule.what == _KV_HEADS and num_heads % enough:  # it must divide the heads
-        return f"{rule}: change the grid{hint}"
-    return f"{rule}: change the grid, or to {enough}{hint}"
+    remedies = [f"{rule}: change the grid"]
+    if rule.what == _SEQUENCES:
+        remedies.append(f"use {enough} of them")
+        if rule.grid.y > 1 and "y" in rule.axes:
+            remedies.append("set heads_over_y, or layout 'replicated'")
+    elif rule.what in _SIZES and not pretrained:
+        if rule.what != _KV_HEADS or num_heads % enough == 0:  # these must divide the heads
+            remedies.append(f"set it to {enough}")
+    return ", or ".join(remedies)

@@ -28,10 +28,13 @@ def new_parser(
     )
 
     def run_if_known(args: argparse.Namespace, extra: Sequence[str]) -> int:
-        refuse_extra(parser.prog, extra)
-        return run(args)
+        if not keys:
+            refuse_extra(parser, extra)
+            return run(args)
+        refuse_extra(parser, [word for word in extra if word[:2] == "--" and "." not in word])
+        return run(args, extra)
 
-    parser.set_defaults(run=run if keys else run_if_known)
+    parser.set_defaults(run=run_if_known)
     return parser
 
 

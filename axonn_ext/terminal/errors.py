@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from argparse import ArgumentParser
 from collections.abc import Sequence
+
+from axonn_ext.spec.files.errors import hint
 
 
 class UserError(Exception):
@@ -16,10 +19,17 @@ class UserError(Exception):
         self.problems = problems
 
 
-def refuse_extra(prog: str, extra: Sequence[str]) -> None:
+def refuse_extra(parser: ArgumentParser, extra: Sequence[str]) -> None:
     """Raises UserError if the command line has arguments that the command does not know."""
     if extra:
-        raise UserError(f"unknown argument {extra[0]} (see {prog} --help)")
+        near = nearest_flag(parser, extra[0])
+        raise UserError(f"unknown argument {extra[0]}{near} (see {parser.prog} --help)")
+
+
+def nearest_flag(parser: ArgumentParser, argument: str) -> str:
+    """Returns a hint at the parser's flag that is most similar; "" if none is."""
+    flags = [flag for action in parser._actions for flag in action.option_strings]
+    return hint(argument.partition("=")[0], flags) if argument.startswith("--") else ""
 
 
 class MeetingError(UserError):

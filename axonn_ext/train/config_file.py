@@ -142,9 +142,10 @@ def _unknown(dotted: str, source: str) -> str:
     """Returns the message for an unknown key, with the most similar known one."""
     tables = {name: list(keys_of(table)) for name, table in _tables().items()}
     every = [f"{table}.{name}" for table, names in tables.items() for name in names]
-    table = dotted.partition(".")[0]
+    table, _, key = dotted.partition(".")
+    homes = [f"{other}.{key}" for other, names in tables.items() if key in names]
     known = f"; keys of [{table}]: {', '.join(tables[table])}" if table in tables else ""
-    return f"unknown key {dotted} {source}{hint(dotted, every)}{known}"
+    return f"unknown key {dotted} {source}{hint(dotted, homes or every)}{known}"
 
 
 def _shown(value: Any) -> str:

@@ -199,8 +199,9 @@ def _fit_problems(job: Job) -> list[str]:
     except ValueError as error:
         return [f"pipeline: {error}"]
     rules = models.check(
-        job.used_model, config.parallel, config.grid, batch_size=config.micro_batch_size
-    )
+        job.used_model, config.parallel, config.grid, batch_size=config.micro_batch_size,
+        pretrained=bool(config.model.pretrained),
+    )  # fmt: skip
     if not rules:
         return []
     return ["\n  ".join([f"grid {config.grid} does not fit this model and batch:", *rules])]

@@ -90,8 +90,33 @@ def test_pipelines_where_there_are_none() -> None:
 
 
 def test_unknown_command_and_option() -> None:
-    assert_refused(["trian"], "trian", "train")
-    assert_refused(["train", "--gird", "x=2"], "unknown argument --gird")
+    assert_refused(["trian"], "unknown command trian (did you mean train?)")
+    for command in ("train", "compare", "plan"):
+        assert_refused([command, "--outt=a"], "unknown argument --outt=a", f"{command} --help")
+    assert_refused(["train", "--gird", "x=2"], "unknown argument --gird (did you mean --grid?)")
+    assert_refused(["plan", "--modle", "a"], "unknown argument --modle (did you mean --model?)")
+    assert_refused(["train", "--train.lr=1"], "unknown key train.lr", "did you mean optim.lr?")
+
+
+@pytest.mark.parametrize(
+    ("files", "folder", "remedy"),
+    [
+        ([], "meta-llama/Llama-3.2-1B", "hf download meta-llama/Llama-3.2-1B"),
+        (["run/metrics.jsonl"], "run", "axonn-ext checkpoint export"),
+        (["run/metrics.jsonl", "run/model/config.json"], "run", "the model is in run/model"),
+        (["tuned/adapter_config.json"], "tuned", "--model MODEL --adapter FOLDER"),
+        ([], "nowhere", "nowhere: expected a folder with config.json"),
+    ],
+)
+def test_a_folder_without_a_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files: list[str], folder: str, remedy: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in files:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    assert_refused(["generate", "--model", folder, "--prompt", "a"], remedy)
+    assert_refused(["finetune", "--model", folder, "--data", "a.jsonl"], remedy)
 
 
 def test_folder_that_holds_files(tmp_path: Path) -> None:

@@ -243,4 +243,4 @@ def test_a_bad_line_and_a_missing_model(model, data, tmp_path, capsys) -> None:
         in capsys.readouterr().err
     )
     assert finetune(tmp_path, data, tmp_path / "run") == 2
-    assert f"--model: {tmp_path / 'config.json'}: cannot be read" in capsys.readouterr().err
+    assert f"--model: {tmp_path}: expected a folder with config.json" in capsys.readouterr().err

@@ -123,4 +123,4 @@ def test_a_bad_line_is_named_by_its_number(model, tmp_path, capsys) -> None:
 def test_a_folder_without_a_model_is_named(tmp_path, capsys) -> None:
     status, _, err = call(capsys, "--model", tmp_path, "--prompt", "a", "--vocabulary", "bytes")
     assert status == 2
-    assert f"{tmp_path / 'config.json'}: cannot be read" in err
+    assert f"{tmp_path}: expected a folder with config.json" in err

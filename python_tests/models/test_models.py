@@ -238,9 +238,9 @@ def test_check_is_exact(pool, config):
 @pytest.mark.parametrize(
     ("heads", "kv_heads", "x", "expected"),
     [
-        (14, 2, 4, "num_heads: 14 must be divisible by 4 (x=4): change the grid, or to 16"),
+        (14, 2, 4, "num_heads: 14 must be divisible by 4 (x=4): change the grid, or set it to 16"),
         (14, 7, 4, "num_kv_heads: 7 must be divisible by 4 (x=4): change the grid"),
-        (12, 3, 4, "num_kv_heads: 3 must be divisible by 4 (x=4): change the grid, or to 4"),
+        (12, 3, 4, "num_kv_heads: 3 must be divisible by 4 (x=4): change the grid, or set it to 4"),
     ],
 )
 def test_the_advice_about_heads_is_legal(heads: int, kv_heads: int, x: int, expected: str) -> None:
@@ -249,7 +249,7 @@ def test_the_advice_about_heads_is_legal(heads: int, kv_heads: int, x: int, expe
     )
     problems = models.check(config, models.ParallelConfig(), GridShape(x=x), batch_size=8)
     assert [problem for problem in problems if "heads" in problem] == [expected]
-    match = re.search(r"num_(kv_)?heads.* or to (\d+)$", expected)
+    match = re.search(r"num_(kv_)?heads.* or set it to (\d+)$", expected)
     if match is not None:
         name = "num_kv_heads" if match[1] else "num_heads"
         # The products' widths depend on the number of heads.
