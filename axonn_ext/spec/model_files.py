@@ -150,8 +150,8 @@ def _remedy(folder: Path) -> str:
         return f"; the model is in {folder / 'model'}"
     if is_file(folder / "metrics.jsonl"):
         return (
-            "; it is the folder of a run, whose checkpoints `axonn-ext checkpoint export` writes as "
-            "such a folder"
+            "; it is the folder of a run: `axonn-ext checkpoint export` writes such a folder from "
+            "its checkpoints"
         )
     if not folder.is_absolute() and len(folder.parts) == 2 and not folder.exists():
         return f"; to download a model: hf download {folder} --local-dir {folder.name}"

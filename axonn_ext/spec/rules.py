@@ -107,7 +107,8 @@ def _advice(rule: BrokenRule, num_heads: int, pretrained: bool) -> str:
         remedies.append(f"use {enough} of them")
         if rule.grid.y > 1 and "y" in rule.axes:
             remedies.append("set heads_over_y, or layout 'replicated'")
+    elif rule.what == _KV_HEADS and num_heads % enough:
+        pass  # they must divide the heads
     elif rule.what in _SIZES and not pretrained:
-        if rule.what != _KV_HEADS or num_heads % enough == 0:  # these must divide the heads
-            remedies.append(f"set it to {enough}")
+        remedies.append(f"set it to {enough}")
     return ", or ".join(remedies)

@@ -7,7 +7,7 @@ import re
 import pytest
 from rich.console import Console
 
-from axonn_ext.cli.plan import cells, explain
+from axonn_ext.cli.plan import cells, explain, report
 from axonn_ext.planner import Request, load_machine, plan, simulate, timeline
 from axonn_ext.planner.estimate import estimate as estimate_of
 from axonn_ext.planner.job import Job, Options
@@ -121,3 +121,15 @@ def test_durations(seconds: float, expected: str) -> None:
 )
 def test_layout_overlap_and_what_is_no_default_are_told(options: Options, text: str) -> None:
     assert cells.options(Job(PRESETS["gpt2-small"], GridShape(z=8), options, 64)) == text
+
+
+@pytest.mark.parametrize(
+    ("gpus", "batch", "better"),
+    [(256, 1000, 1024), (256, 1001, 1024), (256, 1024, None), (8, 1000, None), (64, 48, None)],
+)
+def test_a_batch_that_few_grids_divide(gpus: int, batch: int, better: int | None) -> None:
+    request = Request(PRESETS["gpt2-small"], "gpt2", gpus, load_machine("dgx-h100"), batch)
+    lines = report.batch_warning(request)
+    assert bool(lines) == (better is not None)
+    if lines:
+        assert f"--global-batch {better} " in lines[-1]

@@ -193,6 +193,9 @@ def _is_drawn(job: Job, micro_batch: int) -> bool:
 # --- The trainer's configuration -----------------------------------------------------------------
 
 
+NOT_PLANNED = "data.text, data.vocabulary, optim.lr, train.steps, checkpoint.interval"
+
+
 def write_config(path: Path, estimate: Estimate, *, title: str, model: str) -> None:
     """Writes a configuration of `axonn-ext train`; loads Torch.
 
@@ -208,6 +211,8 @@ def write_config(path: Path, estimate: Estimate, *, title: str, model: str) -> N
         f"{100 * estimate.peak_fraction:.1f} % of peak ({100 * estimate.whole_peak_fraction:.1f} % "
         f"with all of attention counted), {gigabytes(estimate.memory.total)} a GPU.\n"
     )
+    if Path(model).suffix != ".toml":
+        head += f"# Set before a run, since the planner does not know them: {NOT_PLANNED}.\n"
     write_text("--write-config", path, f"{head}\n{text}")
 
 

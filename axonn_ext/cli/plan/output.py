@@ -48,7 +48,7 @@ def write(
 
     more: the JSON's content besides the plan. others: further names and configurations to draw.
     """
-    best, written, note = result.configs[0], [], ""
+    best, written, notes = result.configs[0], [], []
     if args.json is not None:
         files.write_json(args.json, files.plan_as_json(result, budget) | dict(more))
         written.append(args.json)
@@ -63,13 +63,15 @@ def write(
         written.append(args.plot)
     if args.timeline is not None:
         written += _write_timeline(args.timeline, best, result)
-        note = files.left_out(args.timeline, best.job)
+        notes += [files.left_out(args.timeline, best.job)]
     if args.write_config is not None:
         title = report.describe(result.request)
         files.write_config(args.write_config, best, title=title, model=args.model)
         written.append(args.write_config)
+        if Path(args.model).suffix != ".toml":
+            notes.append(f"{args.write_config}: set before a run: {files.NOT_PLANNED}")
     report.print_written(console, written)
-    if note:
+    for note in filter(None, notes):
         say(console, note)
 
 

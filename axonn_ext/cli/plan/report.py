@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -44,7 +45,7 @@ def print_plan(console: Console, result: Plan, budget: Budget, *, seconds: float
     print_table(console, _table(result.configs))
     for line in ("", *_options(result.configs), "", *_of_best(result.configs[0], budget)):
         say(console, line)
-    for line in memory_warning(result.configs):
+    for line in (*memory_warning(result.configs), *batch_warning(result.request)):
         say(console, line, "yellow")
     say(console, "")
     say(console, uncertainty(result.configs[0]))
@@ -64,6 +65,23 @@ def memory_warning(configs: Sequence[Estimate]) -> list[str]:
         "",
         f"warning: number {', '.join(full)}: more than {NEARLY_FULL:.0%} of a GPU's memory is "
         "in use, including communicators and the machine's reserve; fragmentation may exhaust it",
+    ]
+
+
+def batch_warning(request: Request) -> list[str]:
+    """Returns a line that suggests another batch if few grids divide this one, else nothing.
+
+    The sequences are split over data and z, whose product must divide both them and the GPUs.
+    """
+    batch, ranks = request.batch_size, request.num_ranks
+    most = math.gcd(batch, ranks)
+    if batch < ranks or most * 4 > ranks:
+        return []
+    better = max(1, round(batch / ranks)) * ranks
+    return [
+        "",
+        f"warning: {batch:,} sequences can be split over at most {most:,} of {ranks:,} GPUs along "
+        f"data and z; --global-batch {better} allows more grids, which may be much faster",
     ]
 
 
