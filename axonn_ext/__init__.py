@@ -29,130 +29,76 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from axonn_ext._version import __version__
+from axonn_ext._version import __version__ as __version__
+from axonn_ext.spec import lazy_names
 
 if TYPE_CHECKING:
-    from axonn_ext import checkpoint, models, nn, ops, overlap, pipeline, planner
-    from axonn_ext.checkpoint.whole_tensors import (
-        full_gradients,
-        full_state_dict,
-        load_full_state_dict,
+    from axonn_ext import checkpoint as checkpoint
+    from axonn_ext import models as models
+    from axonn_ext import nn as nn
+    from axonn_ext import ops as ops
+    from axonn_ext import overlap as overlap
+    from axonn_ext import pipeline as pipeline
+    from axonn_ext import planner as planner
+    from axonn_ext.checkpoint.whole_tensors import full_gradients as full_gradients
+    from axonn_ext.checkpoint.whole_tensors import full_state_dict as full_state_dict
+    from axonn_ext.checkpoint.whole_tensors import load_full_state_dict as load_full_state_dict
+    from axonn_ext.kernels import tuning as tuning
+    from axonn_ext.kernels.extension import release_workspaces as release_workspaces
+    from axonn_ext.kernels.extension import (
+        symmetric_memory_bytes_in_use as symmetric_memory_bytes_in_use,
     )
-    from axonn_ext.kernels import tuning
-    from axonn_ext.kernels.extension import release_workspaces, symmetric_memory_bytes_in_use
-    from axonn_ext.kernels.tuning import warm_up
-    from axonn_ext.models.generation import Sampling, generate
-    from axonn_ext.models.parallelize import (
-        auto_parallelize,
-        check_same_on_all_ranks,
-        global_mean,
-        parallelize,
-    )
-    from axonn_ext.models.pretrained import (
-        add_adapters,
-        from_pretrained,
-        load_adapter,
-        merge_adapters,
-        save_adapter,
-        save_pretrained,
-    )
-    from axonn_ext.nn import initialize
-    from axonn_ext.optim.gradients import clip_grad_norm_, gradient_norm, sync_gradients
-    from axonn_ext.ranks import tracing
-    from axonn_ext.ranks.grid import Grid
-    from axonn_ext.ranks.tracing import CommunicationRecord, CommunicationTrace, trace_communication
-    from axonn_ext.spec.grid import GridShape
+    from axonn_ext.kernels.tuning import warm_up as warm_up
+    from axonn_ext.models.generation import Sampling as Sampling
+    from axonn_ext.models.generation import generate as generate
+    from axonn_ext.models.parallelize import auto_parallelize as auto_parallelize
+    from axonn_ext.models.parallelize import check_same_on_all_ranks as check_same_on_all_ranks
+    from axonn_ext.models.parallelize import global_mean as global_mean
+    from axonn_ext.models.parallelize import parallelize as parallelize
+    from axonn_ext.models.pretrained import add_adapters as add_adapters
+    from axonn_ext.models.pretrained import from_pretrained as from_pretrained
+    from axonn_ext.models.pretrained import load_adapter as load_adapter
+    from axonn_ext.models.pretrained import merge_adapters as merge_adapters
+    from axonn_ext.models.pretrained import save_adapter as save_adapter
+    from axonn_ext.models.pretrained import save_pretrained as save_pretrained
+    from axonn_ext.nn import initialize as initialize
+    from axonn_ext.optim.gradients import clip_grad_norm_ as clip_grad_norm_
+    from axonn_ext.optim.gradients import gradient_norm as gradient_norm
+    from axonn_ext.optim.gradients import sync_gradients as sync_gradients
+    from axonn_ext.ranks import tracing as tracing
+    from axonn_ext.ranks.grid import Grid as Grid
+    from axonn_ext.ranks.tracing import CommunicationRecord as CommunicationRecord
+    from axonn_ext.ranks.tracing import CommunicationTrace as CommunicationTrace
+    from axonn_ext.ranks.tracing import trace_communication as trace_communication
+    from axonn_ext.spec.grid import GridShape as GridShape
+else:
+    _OWN = ("checkpoint", "models", "nn", "ops", "overlap", "pipeline", "planner")
+    _MODULES = {
+        **{name: f".{name}" for name in _OWN},
+        "tracing": ".ranks.tracing",
+        "tuning": ".kernels.tuning",
+        "_library": ".kernels.extension",  # by its earlier name, for scripts for GPUs
+    }
+    _load, __dir__, _NAMES = lazy_names(__name__, {
+        ".checkpoint.whole_tensors": "full_gradients full_state_dict load_full_state_dict",
+        ".kernels.extension": "release_workspaces symmetric_memory_bytes_in_use",
+        ".kernels.tuning": "warm_up",
+        ".models.generation": "Sampling generate",
+        ".models.parallelize": "auto_parallelize check_same_on_all_ranks global_mean parallelize",
+        ".models.pretrained": (
+            "add_adapters from_pretrained load_adapter merge_adapters save_adapter "
+            "save_pretrained"
+        ),
+        ".nn": "initialize",
+        ".optim.gradients": "clip_grad_norm_ gradient_norm sync_gradients",
+        ".ranks.grid": "Grid",
+        ".ranks.tracing": "CommunicationRecord CommunicationTrace trace_communication",
+        ".spec.grid": "GridShape",
+    })  # fmt: skip
+    __all__ = sorted({"__version__", *_NAMES, *_MODULES} - {"_library"})
 
-__all__ = [
-    "CommunicationRecord",
-    "CommunicationTrace",
-    "Grid",
-    "GridShape",
-    "Sampling",
-    "__version__",
-    "add_adapters",
-    "auto_parallelize",
-    "check_same_on_all_ranks",
-    "checkpoint",
-    "clip_grad_norm_",
-    "from_pretrained",
-    "full_gradients",
-    "full_state_dict",
-    "generate",
-    "global_mean",
-    "gradient_norm",
-    "initialize",
-    "load_adapter",
-    "load_full_state_dict",
-    "merge_adapters",
-    "models",
-    "nn",
-    "ops",
-    "overlap",
-    "parallelize",
-    "pipeline",
-    "planner",
-    "release_workspaces",
-    "save_adapter",
-    "save_pretrained",
-    "symmetric_memory_bytes_in_use",
-    "sync_gradients",
-    "trace_communication",
-    "tracing",
-    "tuning",
-    "warm_up",
-]
-
-_MODULES = {
-    **{
-        name: name
-        for name in ("checkpoint", "models", "nn", "ops", "overlap", "pipeline", "planner")
-    },
-    "tracing": "ranks.tracing",
-    "tuning": "kernels.tuning",
-    "_library": "kernels.extension",  # by its earlier name, which scripts for GPUs import
-}
-_HOMES = {
-    "CommunicationRecord": "ranks.tracing",
-    "CommunicationTrace": "ranks.tracing",
-    "Grid": "ranks.grid",
-    "GridShape": "ranks.grid",
-    "Sampling": "models.generation",
-    "add_adapters": "models.pretrained",
-    "auto_parallelize": "models.parallelize",
-    "check_same_on_all_ranks": "models.parallelize",
-    "clip_grad_norm_": "optim.gradients",
-    "from_pretrained": "models.pretrained",
-    "full_gradients": "checkpoint.whole_tensors",
-    "full_state_dict": "checkpoint.whole_tensors",
-    "generate": "models.generation",
-    "global_mean": "models.parallelize",
-    "gradient_norm": "optim.gradients",
-    "initialize": "nn",
-    "load_adapter": "models.pretrained",
-    "load_full_state_dict": "checkpoint.whole_tensors",
-    "merge_adapters": "models.pretrained",
-    "parallelize": "models.parallelize",
-    "release_workspaces": "kernels.extension",
-    "save_adapter": "models.pretrained",
-    "save_pretrained": "models.pretrained",
-    "symmetric_memory_bytes_in_use": "kernels.extension",
-    "sync_gradients": "optim.gradients",
-    "trace_communication": "ranks.tracing",
-    "warm_up": "kernels.tuning",
-}
-
-
-def __getattr__(name: str) -> Any:
-    """Loads a public name from the module that defines it (PEP 562)."""
-    if name not in _HOMES and name not in _MODULES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    if name != "planner":
-        import_module("axonn_ext.ops")
-    if name in _MODULES:
-        return import_module(f"axonn_ext.{_MODULES[name]}")
-    return getattr(import_module(f"axonn_ext.{_HOMES[name]}"), name)
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    def __getattr__(name: str) -> Any:
+        """Loads a public name, and before all but `planner` the ops."""
+        if name != "planner" and (name in _NAMES or name in _MODULES):
+            import_module("axonn_ext.ops")
+        return import_module(_MODULES[name], __name__) if name in _MODULES else _load(name)

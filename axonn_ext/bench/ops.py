@@ -17,16 +17,11 @@ from axonn_ext.bench.benchmark import (
     take_turns,
 )
 from axonn_ext.bench.ops_cases import CASES, TORCH, OpCase, Sizes
-from axonn_ext.ranks.grid import Grid
 from axonn_ext.terminal.arguments import whole
 
 COPY = "copy"
 # Enough that a GPU's caches hold little of what a call moves, and that a CPU takes some seconds.
 ELEMENTS = {"cpu": 1 << 22, "cuda": 1 << 26}
-ROWS = {"cpu": 256, "cuda": 4096}
-# Bytes at the peak. Per element: state, weights and gradients of two optimizers, and the copy. Per
-# logit: three copies in its own dtype, and torch's three in fp32.
-_OF_AN_ELEMENT, _OF_A_LOGIT = 16 + 16 + 4 + 8, 12
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,38 +83,31 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     add("--op", nargs="+", choices=tuple(CASES), default=list(CASES), metavar="OP",
         help=f"ops to time (default: {' '.join(CASES)})")  # fmt: skip
     add("--elements", type=whole(), metavar="N",
-        help="number of elements to sum, fill or update "
+        help="number of elements to sum or fill "
         f"(default: {ELEMENTS['cuda']} on GPUs, {ELEMENTS['cpu']} on CPUs)")  # fmt: skip
     add("--slots", type=whole(1, 256), default=8, metavar="N",
         help="number of slots to sum, one per rank of a reduction (default: "
         "%(default)s)")  # fmt: skip
-    add("--rows", type=whole(), metavar="N", help="number of rows of the logits "
-        f"(default: {ROWS['cuda']} on GPUs, {ROWS['cpu']} on CPUs)")  # fmt: skip
-    add("--vocab", type=whole(2), default=50_304, metavar="N",
-        help="number of columns of the logits (default: %(default)s)")  # fmt: skip
 
 
 def _sizes(args: argparse.Namespace) -> Sizes:
     return Sizes(
-        elements=args.elements or ELEMENTS[args.device], slots=args.slots,
-        rows=args.rows or ROWS[args.device], vocab=args.vocab, dtype=args.dtype,
+        elements=args.elements or ELEMENTS[args.device], slots=args.slots, dtype=args.dtype,
         device=args.device,
     )  # fmt: skip
 
 
 def _check(args: argparse.Namespace) -> None:
     sizes = _sizes(args)
-    of_elements = sizes.elements * (_OF_AN_ELEMENT + 2 * sizes.width)
-    of_logits = sizes.rows * sizes.vocab * (_OF_A_LOGIT + 3 * sizes.width)
-    check_memory(f"--elements {sizes.elements}", of_elements, args.device)
-    check_memory(f"--rows {sizes.rows} --vocab {sizes.vocab}", of_logits, args.device)
+    of_an_element = 2 * 4 + 2 * sizes.width  # a copy of fp32 numbers; slots, and a sum of one slot
+    check_memory(f"--elements {sizes.elements}", sizes.elements * of_an_element, args.device)
 
 
 def _run(args: argparse.Namespace, on_round: Callable[[], None]) -> Iterator[list[OpRow]]:
-    grid, sizes = Grid(), _sizes(args)
+    sizes = _sizes(args)
     for op in dict.fromkeys(args.op):
         yield run_case(
-            CASES[op](sizes, grid), device=args.device, copied_bytes=4 * sizes.elements,
+            CASES[op](sizes), device=args.device, copied_bytes=4 * sizes.elements,
             rounds=args.rounds, on_round=on_round,
         )  # fmt: skip
 
@@ -127,14 +115,15 @@ def _run(args: argparse.Namespace, on_round: Callable[[], None]) -> Iterator[lis
 OPS: Benchmark[OpRow] = Benchmark(
     "ops", "memory-bound ops, against torch's and the speed of a copy",
     description="""\
-Times memory-bound ops on one rank: sums of slots, as in fused reduce-scatters; initial values from
-Philox; cross-entropy; a step of AdamW. Each takes turns with torch's counterpart and with a copy.
-The floor of an op is the time of the bytes that it must move, at the speed of this copy. A wrong
-result gets no time, and the exit status is 1. docs/benchmarks.md explains the numbers.""",
+Times memory-bound ops on one rank: sums of slots, as in fused reduce-scatters, and initial values
+from Philox. Each takes turns with torch's counterpart and with a copy. The floor of an op is the
+time of the bytes that it must move, at the speed of this copy. A wrong result gets no time, and the
+exit status is 1. `bench loss` and `bench optimizer` time cross-entropy and AdamW.
+docs/benchmarks.md explains the numbers.""",
     epilog="""\
 examples:
   axonn-ext bench ops
-  axonn-ext bench ops --op reduce adamw --dtype fp32 --json ops.json
+  axonn-ext bench ops --op reduce --dtype fp32 --json ops.json
   axonn-ext bench ops --device cpu --threads 0 --elements 1e8
 """,
     columns={

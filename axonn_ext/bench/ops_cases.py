@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from axonn_ext.bench import loss as losses
-from axonn_ext.bench import optimizer_systems as optimizers
-from axonn_ext.bench.loss import PASSES, error_limit
-from axonn_ext.bench.optimizer import right_systems
+from axonn_ext import ops  # noqa: F401  (registers torch.ops.axonn)
 from axonn_ext.calibrate.this_machine import DTYPES
-from axonn_ext.ranks.grid import Grid
-from axonn_ext.spec.optimizer import BUCKET_ELEMENTS
 
 OURS, TORCH = "axonn_ext", "torch"
 WIDTH = 1024  # of the matrix that is filled
@@ -30,13 +23,11 @@ SEED = 0
 class Sizes:
     """What is timed: the sizes, the dtype by its short name, and where.
 
-    elements: of all slots together, of the filled tensor, and of the optimizer's weights.
+    elements: of all slots together, and of the filled tensor.
     """
 
     elements: int
     slots: int
-    rows: int
-    vocab: int
     dtype: str
     device: str
 
@@ -70,7 +61,7 @@ class OpCase:
     ways: dict[str, Way]
 
 
-def reduce_case(sizes: Sizes, grid: Grid) -> OpCase:
+def reduce_case(sizes: Sizes) -> OpCase:
     """Returns the sum over slots [W, N], W N = elements, as in fused reduce-scatters."""
     count = max(1, sizes.elements // sizes.slots)
     slots = torch.empty(sizes.slots, count, dtype=DTYPES[sizes.dtype], device=sizes.device)
@@ -99,7 +90,7 @@ def sum_problem(got: Tensor, slots: Tensor) -> str:
     return "" if worst <= limit else f"a relative error of {worst:.1e}, above {limit:.1e}"
 
 
-def fill_case(distribution: str, sizes: Sizes, grid: Grid) -> OpCase:
+def fill_case(distribution: str, sizes: Sizes) -> OpCase:
     """Returns the initial values of a parameter [M, N], normal or uniform, from Philox."""
     shape = [max(1, sizes.elements // WIDTH), WIDTH]
     out = torch.empty(shape, dtype=DTYPES[sizes.dtype], device=sizes.device)
@@ -146,64 +137,8 @@ def moments_problem(values: Tensor, distribution: str) -> str:
     )
 
 
-def loss_case(sizes: Sizes, grid: Grid) -> OpCase:
-    """Returns cross-entropy over logits [M, V] and its gradient; ours is written over the logits.
-
-    `axonn-ext bench loss` also times ours with a separate gradient, and counts memory.
-    """
-    dtype = DTYPES[sizes.dtype]
-    batch = losses.Batch.draw(sizes.rows, sizes.vocab, dtype, sizes.device)
-    scratch = losses.Batch(batch.logits.clone(), batch.labels)  # overwritten in place
-
-    def problem(system: str) -> str:
-        own = losses.Batch(batch.logits.clone(), batch.labels)
-        error, limit = (
-            losses.worst_error(losses.bind(system, own, grid)(), batch),
-            error_limit(sizes.dtype),
-        )
-        return "" if error <= limit else f"a relative error of {error:.1e}, above {limit:.1e}"
-
-    named = {OURS: losses.OURS_IN_PLACE, TORCH: losses.TORCH}
-    ways = {
-        name: Way(
-            losses.bind(system, scratch, grid), PASSES * batch.logits.nbytes,
-            partial(problem, system),
-        )
-        for name, system in named.items()
-    }  # fmt: skip
-    return OpCase("loss", {"M": sizes.rows, "V": sizes.vocab}, sizes.dtype, ways)
-
-
-def adamw_case(sizes: Sizes, grid: Grid) -> OpCase:
-    """Returns a step of AdamW; torch's is fused, over fp32 weights with fp32 gradients.
-
-    `axonn-ext bench optimizer` also times ours with its state on the host and on the disk.
-    """
-    case = optimizers.Case(
-        sizes.elements, sizes.dtype, sizes.device, BUCKET_ELEMENTS, Path(tempfile.gettempdir())
-    )
-    gradients = optimizers.drawn(case, seed=1)
-    named = {OURS: optimizers.DEVICE, TORCH: optimizers.TORCH}
-    systems = {system: optimizers.build(system, case, gradients) for system in named.values()}
-
-    def problem(system: str) -> str:
-        right = right_systems(systems, gradients, case)
-        return "" if system in right else "weights are not finite, or have other bits than torch's"
-
-    ways = {
-        name: Way(
-            systems[system].step, optimizers.moved_bytes(system, case), partial(problem, system)
-        )
-        for name, system in named.items()
-    }
-    return OpCase("adamw", {"N": sizes.elements}, sizes.dtype, ways)
-
-
-Build = Callable[[Sizes, Grid], OpCase]
-CASES: dict[str, Build] = {
+CASES: dict[str, Callable[[Sizes], OpCase]] = {
     "reduce": reduce_case,
     "fill-normal": partial(fill_case, "normal"),
     "fill-uniform": partial(fill_case, "uniform"),
-    "loss": loss_case,
-    "adamw": adamw_case,
 }

@@ -10,147 +10,72 @@ Names are loaded on first use, since the processes of `axonn-ext tokenize` do no
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from axonn_ext.spec import lazy_names
 
 if TYPE_CHECKING:
-    from axonn_ext.data.arrow import ArrowTokens
-    from axonn_ext.data.batches import (
-        Batch,
-        Batches,
-        Evaluation,
-        EvaluationBatches,
-        RowGroup,
-        TrainingBatches,
-    )
-    from axonn_ext.data.corpus import (
-        Corpus,
-        CorpusOptions,
-        Source,
-        find_sources,
-        load_corpus,
-        open_tokens,
-        text_bytes,
-    )
-    from axonn_ext.data.examples import Example, Examples, load_examples, stored_examples
-    from axonn_ext.data.indexed import IndexedTokens
-    from axonn_ext.data.mixture import Mixture
-    from axonn_ext.data.orders import Order, RandomWindows, ShuffledDocuments
-    from axonn_ext.data.packed import PackedBatches, PackedEvaluation
-    from axonn_ext.data.permutation import Permutation
-    from axonn_ext.data.prompts import Prompts
-    from axonn_ext.data.source import find_text, python_sources
-    from axonn_ext.data.stored import vocabulary_of
-    from axonn_ext.data.tokenizing import TextCorpus, Tokenizing
-    from axonn_ext.data.tokens import ArrayTokens, Part, Tokens, split, whole
-    from axonn_ext.data.vocabulary import (
-        ByteVocabulary,
-        StoredVocabulary,
-        TokenizerVocabulary,
-        Vocabulary,
-        open_vocabulary,
-        padded_size,
-    )
-
-_HOMES = {
-    "ArrayTokens": "tokens",
-    "ArrowTokens": "arrow",
-    "Batch": "batches",
-    "Batches": "batches",
-    "ByteVocabulary": "vocabulary",
-    "Corpus": "corpus",
-    "CorpusOptions": "corpus",
-    "Evaluation": "batches",
-    "EvaluationBatches": "batches",
-    "Example": "examples",
-    "Examples": "examples",
-    "IndexedTokens": "indexed",
-    "Mixture": "mixture",
-    "Order": "orders",
-    "PackedBatches": "packed",
-    "PackedEvaluation": "packed",
-    "Part": "tokens",
-    "Permutation": "permutation",
-    "Prompts": "prompts",
-    "RandomWindows": "orders",
-    "RowGroup": "batches",
-    "ShuffledDocuments": "orders",
-    "Source": "corpus",
-    "StoredVocabulary": "vocabulary",
-    "TextCorpus": "tokenizing",
-    "TokenizerVocabulary": "vocabulary",
-    "Tokenizing": "tokenizing",
-    "Tokens": "tokens",
-    "TrainingBatches": "batches",
-    "Vocabulary": "vocabulary",
-    "find_sources": "corpus",
-    "find_text": "source",
-    "load_corpus": "corpus",
-    "load_examples": "examples",
-    "open_tokens": "corpus",
-    "open_vocabulary": "vocabulary",
-    "padded_size": "vocabulary",
-    "python_sources": "source",
-    "split": "tokens",
-    "stored_examples": "examples",
-    "text_bytes": "corpus",
-    "vocabulary_of": "stored",
-    "whole": "tokens",
-}
-
-__all__ = [
-    "ArrayTokens",
-    "ArrowTokens",
-    "Batch",
-    "Batches",
-    "ByteVocabulary",
-    "Corpus",
-    "CorpusOptions",
-    "Evaluation",
-    "EvaluationBatches",
-    "Example",
-    "Examples",
-    "IndexedTokens",
-    "Mixture",
-    "Order",
-    "PackedBatches",
-    "PackedEvaluation",
-    "Part",
-    "Permutation",
-    "Prompts",
-    "RandomWindows",
-    "RowGroup",
-    "ShuffledDocuments",
-    "Source",
-    "StoredVocabulary",
-    "TextCorpus",
-    "TokenizerVocabulary",
-    "Tokenizing",
-    "Tokens",
-    "TrainingBatches",
-    "Vocabulary",
-    "find_sources",
-    "find_text",
-    "load_corpus",
-    "load_examples",
-    "open_tokens",
-    "open_vocabulary",
-    "padded_size",
-    "python_sources",
-    "split",
-    "stored_examples",
-    "text_bytes",
-    "vocabulary_of",
-    "whole",
-]
-
-
-def __getattr__(name: str) -> Any:
-    """Loads a public name from the module that defines it (PEP 562)."""
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"axonn_ext.data.{_HOMES[name]}"), name)
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    from axonn_ext.data.arrow import ArrowTokens as ArrowTokens
+    from axonn_ext.data.batches import Batch as Batch
+    from axonn_ext.data.batches import Batches as Batches
+    from axonn_ext.data.batches import Evaluation as Evaluation
+    from axonn_ext.data.batches import EvaluationBatches as EvaluationBatches
+    from axonn_ext.data.batches import RowGroup as RowGroup
+    from axonn_ext.data.batches import TrainingBatches as TrainingBatches
+    from axonn_ext.data.corpus import Corpus as Corpus
+    from axonn_ext.data.corpus import CorpusOptions as CorpusOptions
+    from axonn_ext.data.corpus import Source as Source
+    from axonn_ext.data.corpus import find_sources as find_sources
+    from axonn_ext.data.corpus import load_corpus as load_corpus
+    from axonn_ext.data.corpus import open_tokens as open_tokens
+    from axonn_ext.data.corpus import text_bytes as text_bytes
+    from axonn_ext.data.examples import Example as Example
+    from axonn_ext.data.examples import Examples as Examples
+    from axonn_ext.data.examples import load_examples as load_examples
+    from axonn_ext.data.examples import stored_examples as stored_examples
+    from axonn_ext.data.indexed import IndexedTokens as IndexedTokens
+    from axonn_ext.data.mixture import Mixture as Mixture
+    from axonn_ext.data.orders import Order as Order
+    from axonn_ext.data.orders import RandomWindows as RandomWindows
+    from axonn_ext.data.orders import ShuffledDocuments as ShuffledDocuments
+    from axonn_ext.data.packed import PackedBatches as PackedBatches
+    from axonn_ext.data.packed import PackedEvaluation as PackedEvaluation
+    from axonn_ext.data.permutation import Permutation as Permutation
+    from axonn_ext.data.prompts import Prompts as Prompts
+    from axonn_ext.data.source import find_text as find_text
+    from axonn_ext.data.source import python_sources as python_sources
+    from axonn_ext.data.stored import vocabulary_of as vocabulary_of
+    from axonn_ext.data.tokenizing import TextCorpus as TextCorpus
+    from axonn_ext.data.tokenizing import Tokenizing as Tokenizing
+    from axonn_ext.data.tokens import ArrayTokens as ArrayTokens
+    from axonn_ext.data.tokens import Part as Part
+    from axonn_ext.data.tokens import Tokens as Tokens
+    from axonn_ext.data.tokens import split as split
+    from axonn_ext.data.tokens import whole as whole
+    from axonn_ext.data.vocabulary import ByteVocabulary as ByteVocabulary
+    from axonn_ext.data.vocabulary import StoredVocabulary as StoredVocabulary
+    from axonn_ext.data.vocabulary import TokenizerVocabulary as TokenizerVocabulary
+    from axonn_ext.data.vocabulary import Vocabulary as Vocabulary
+    from axonn_ext.data.vocabulary import open_vocabulary as open_vocabulary
+    from axonn_ext.data.vocabulary import padded_size as padded_size
+else:
+    __getattr__, __dir__, __all__ = lazy_names(__name__, {
+        ".arrow": "ArrowTokens",
+        ".batches": "Batch Batches Evaluation EvaluationBatches RowGroup TrainingBatches",
+        ".corpus": "Corpus CorpusOptions Source find_sources load_corpus open_tokens text_bytes",
+        ".examples": "Example Examples load_examples stored_examples",
+        ".indexed": "IndexedTokens",
+        ".mixture": "Mixture",
+        ".orders": "Order RandomWindows ShuffledDocuments",
+        ".packed": "PackedBatches PackedEvaluation",
+        ".permutation": "Permutation",
+        ".prompts": "Prompts",
+        ".source": "find_text python_sources",
+        ".stored": "vocabulary_of",
+        ".tokenizing": "TextCorpus Tokenizing",
+        ".tokens": "ArrayTokens Part Tokens split whole",
+        ".vocabulary": (
+            "ByteVocabulary StoredVocabulary TokenizerVocabulary Vocabulary open_vocabulary "
+            "padded_size"
+        ),
+    })  # fmt: skip

@@ -5,33 +5,21 @@ Importing this package does not import Torch: public names are loaded on first u
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from axonn_ext.spec import lazy_names
 
 if TYPE_CHECKING:
-    from axonn_ext.models.builder import build
-    from axonn_ext.models.transformer import Transformer
-    from axonn_ext.spec.model import ModelConfig
-    from axonn_ext.spec.parallel import ParallelConfig
-    from axonn_ext.spec.rules import check
-
-__all__ = ["ModelConfig", "ParallelConfig", "Transformer", "build", "check"]
-
-_HOMES = {
-    "ModelConfig": "spec.model",
-    "ParallelConfig": "spec.parallel",
-    "Transformer": "models.transformer",
-    "build": "models.builder",
-    "check": "spec.rules",
-}
-
-
-def __getattr__(name: str) -> Any:
-    """Loads a public name from the module that defines it (PEP 562)."""
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"axonn_ext.{_HOMES[name]}"), name)
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    from axonn_ext.models.builder import build as build
+    from axonn_ext.models.transformer import Transformer as Transformer
+    from axonn_ext.spec.model import ModelConfig as ModelConfig
+    from axonn_ext.spec.parallel import ParallelConfig as ParallelConfig
+    from axonn_ext.spec.rules import check as check
+else:
+    __getattr__, __dir__, __all__ = lazy_names(__name__, {
+        ".builder": "build",
+        ".transformer": "Transformer",
+        "axonn_ext.spec.model": "ModelConfig",
+        "axonn_ext.spec.parallel": "ParallelConfig",
+        "axonn_ext.spec.rules": "check",
+    })  # fmt: skip

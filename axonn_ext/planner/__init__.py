@@ -12,62 +12,37 @@ A name is loaded when it is first used.
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from axonn_ext.spec import lazy_names
 
 if TYPE_CHECKING:
-    from axonn_ext.planner.errors import PlannerError
-    from axonn_ext.planner.estimate import Estimate
-    from axonn_ext.planner.job import Job, Options
-    from axonn_ext.planner.machines.machine import Machine, load_machine
-    from axonn_ext.planner.memory.peak import Memory, memory_of
-    from axonn_ext.planner.search.fastest import Plan, plan
-    from axonn_ext.planner.search.remedies import smallest_that_fits
-    from axonn_ext.planner.search.request import Request
-    from axonn_ext.planner.simulation.events import Event, Timeline
-    from axonn_ext.planner.simulation.simulate import simulate, timeline
-
-__all__ = [
-    "Estimate",
-    "Event",
-    "Job",
-    "Machine",
-    "Memory",
-    "Options",
-    "Plan",
-    "PlannerError",
-    "Request",
-    "Timeline",
-    "load_machine",
-    "memory_of",
-    "plan",
-    "simulate",
-    "smallest_that_fits",
-    "timeline",
-]
-
-_HOMES = {
-    "Estimate": "estimate",
-    "Event": "simulation.events",
-    "Job": "job",
-    "Machine": "machines.machine",
-    "Memory": "memory.peak",
-    "Options": "job",
-    "Plan": "search.fastest",
-    "PlannerError": "errors",
-    "Request": "search.request",
-    "Timeline": "simulation.events",
-    "load_machine": "machines.machine",
-    "memory_of": "memory.peak",
-    "plan": "search.fastest",
-    "simulate": "simulation.simulate",
-    "smallest_that_fits": "search.remedies",
-    "timeline": "simulation.simulate",
-}
-
-
-def __getattr__(name: str) -> Any:
-    """Loads a public name from the module that defines it (PEP 562)."""
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"axonn_ext.planner.{_HOMES[name]}"), name)
+    from axonn_ext.planner.errors import PlannerError as PlannerError
+    from axonn_ext.planner.estimate import Estimate as Estimate
+    from axonn_ext.planner.job import Job as Job
+    from axonn_ext.planner.job import Options as Options
+    from axonn_ext.planner.machines.machine import Machine as Machine
+    from axonn_ext.planner.machines.machine import load_machine as load_machine
+    from axonn_ext.planner.memory.peak import Memory as Memory
+    from axonn_ext.planner.memory.peak import memory_of as memory_of
+    from axonn_ext.planner.search.fastest import Plan as Plan
+    from axonn_ext.planner.search.fastest import plan as plan
+    from axonn_ext.planner.search.remedies import smallest_that_fits as smallest_that_fits
+    from axonn_ext.planner.search.request import Request as Request
+    from axonn_ext.planner.simulation.events import Event as Event
+    from axonn_ext.planner.simulation.events import Timeline as Timeline
+    from axonn_ext.planner.simulation.simulate import simulate as simulate
+    from axonn_ext.planner.simulation.simulate import timeline as timeline
+else:
+    __getattr__, __dir__, __all__ = lazy_names(__name__, {
+        ".errors": "PlannerError",
+        ".estimate": "Estimate",
+        ".job": "Job Options",
+        ".machines.machine": "Machine load_machine",
+        ".memory.peak": "Memory memory_of",
+        ".search.fastest": "Plan plan",
+        ".search.remedies": "smallest_that_fits",
+        ".search.request": "Request",
+        ".simulation.events": "Event Timeline",
+        ".simulation.simulate": "simulate timeline",
+    })  # fmt: skip

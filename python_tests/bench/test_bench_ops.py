@@ -11,7 +11,6 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from axonn_ext import Grid
 from axonn_ext.bench.ops import OPS, OpRow, run_case
 from axonn_ext.bench.ops_cases import (
     CASES,
@@ -24,17 +23,16 @@ from axonn_ext.bench.ops_cases import (
 )
 from axonn_ext.cli.main import main
 
-SMALL = Sizes(elements=70_000, slots=4, rows=8, vocab=500, dtype="bf16", device="cpu")
+SMALL = Sizes(elements=70_000, slots=4, dtype="bf16", device="cpu")
 SMALL_OPTIONS = (
-    "--device", "cpu", "--elements", "70000", "--slots", "4", "--rows", "8", "--vocab", "500",
-    "--rounds", "1",
+    "--device", "cpu", "--elements", "70000", "--slots", "4", "--rounds", "1",
 )  # fmt: skip
 
 
 @pytest.fixture
-def grid() -> Iterator[Grid]:
+def alone() -> Iterator[None]:
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield Grid()
+    yield
     dist.destroy_process_group()
 
 
@@ -43,29 +41,25 @@ def grid() -> Iterator[Grid]:
 
 @pytest.mark.parametrize("dtype", OPS.dtypes)
 @pytest.mark.parametrize("op", CASES)
-def test_every_way_is_right(grid: Grid, op: str, dtype: str) -> None:
-    case = CASES[op](dataclasses.replace(SMALL, dtype=dtype), grid)
+def test_every_way_is_right(op: str, dtype: str) -> None:
+    case = CASES[op](dataclasses.replace(SMALL, dtype=dtype))
     assert list(case.ways) == [OURS, TORCH]
     for name, way in case.ways.items():
         assert way.problem() == "", name
     for name, way in case.ways.items():
         way.call()
-        # One more step of only one optimizer makes their weights differ.
-        assert op == "adamw" or way.problem() == "", f"{name}, after a call"
+        assert way.problem() == "", f"{name}, after a call"
 
 
-def test_bytes_that_must_be_moved(grid: Grid) -> None:
+def test_bytes_that_must_be_moved() -> None:
     moved = {
-        op: [way.moved_bytes for way in build(SMALL, grid).ways.values()]
-        for op, build in CASES.items()
+        op: [way.moved_bytes for way in build(SMALL).ways.values()] for op, build in CASES.items()
     }
     rows = 70_000 // 1024
     assert moved == {
         "reduce": [5 * 17_500 * 2] * 2,
         "fill-normal": [rows * 1024 * 2] * 2,
         "fill-uniform": [rows * 1024 * 2] * 2,
-        "loss": [3 * 8 * 500 * 2] * 2,
-        "adamw": [28 * 70_000] * 2,
     }
 
 
@@ -96,8 +90,8 @@ def test_wrong_random_numbers_are_noticed(dtype: torch.dtype) -> None:
 # --- Rows ----------------------------------------------------------------------------------------
 
 
-def test_a_floor_is_what_a_copy_takes_for_the_bytes(grid: Grid) -> None:
-    case = CASES["reduce"](SMALL, grid)
+def test_a_floor_is_what_a_copy_takes_for_the_bytes(alone: None) -> None:
+    case = CASES["reduce"](SMALL)
     rows = run_case(case, device="cpu", copied_bytes=1 << 20, rounds=3)
     assert [row.system for row in rows] == [OURS, TORCH]
     for row in rows:
@@ -109,8 +103,8 @@ def test_a_floor_is_what_a_copy_takes_for_the_bytes(grid: Grid) -> None:
         assert (row.rounds, row.shape) == (3, {"W": 4, "N": 17_500})
 
 
-def test_a_wrong_way_gets_no_time(grid: Grid) -> None:
-    case = CASES["reduce"](SMALL, grid)
+def test_a_wrong_way_gets_no_time(alone: None) -> None:
+    case = CASES["reduce"](SMALL)
     ways = case.ways | {OURS: dataclasses.replace(case.ways[OURS], problem=lambda: "it is off")}
     wrong, right = run_case(
         dataclasses.replace(case, ways=ways), device="cpu", copied_bytes=1 << 10, rounds=1
@@ -156,12 +150,12 @@ def test_the_command_shows_and_writes_each_op(
 def test_what_was_known_before_a_failure_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fails(sizes: Sizes, grid: Grid) -> OpCase:
+    def fails(sizes: Sizes) -> OpCase:
         raise RuntimeError("out of luck")
 
-    monkeypatch.setitem(CASES, "loss", fails)
+    monkeypatch.setitem(CASES, "fill-normal", fails)
     path = tmp_path / "ops.json"
-    options = ["--op", "reduce", "loss", "--json", str(path)]
+    options = ["--op", "reduce", "fill-normal", "--json", str(path)]
     assert main(["bench", "ops", *SMALL_OPTIONS, *options]) == 1
     assert [row["op"] for row in json.loads(path.read_text())["rows"]] == ["reduce", "reduce"]
 
@@ -173,7 +167,6 @@ def test_what_was_known_before_a_failure_is_written(
         (["--slots", "257"], ["--slots", "<= 256, got 257"]),
         (["--elements", "0"], ["--elements", ">= 1, got 0"]),
         (["--elements", "1e12"], ["--elements 1000000000000 needs at least"]),
-        (["--rows", "1e9"], ["--rows 1000000000 --vocab 50304 needs at least"]),
         (["--json", "/no/such/folder/x.json"], ["no folder /no/such/folder"]),
         (["more"], ["unknown argument more"]),
     ],

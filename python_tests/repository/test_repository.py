@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import graphlib
+import importlib
+import pkgutil
 import re
 import subprocess
 import sys
@@ -156,7 +158,8 @@ def test_modules_import_each_other_in_no_circle() -> None:
     files = {name.removesuffix(".__init__"): path for name, path in files.items()}
     graph = {}
     for name, path in files.items():
-        source = re.sub(r"^if TYPE_CHECKING:\n(?:    .*\n|\n)*", "", path.read_text(), flags=re.M)
+        block = r"^if TYPE_CHECKING:\n(?:    .*\n|\n)*"
+        source = re.sub(block, "if TYPE_CHECKING:\n    pass\n", path.read_text(), flags=re.M)
         package = tuple(name.split(".") if path.name == "__init__.py" else name.split(".")[:-1])
         modules = [module for _, module in imported_modules(source, package)]
         graph[name] = {
@@ -300,6 +303,7 @@ def test_sources_are_ascii() -> None:
 
 # --- Import --------------------------------------------------------------------------------------
 
+LAZY = ("axonn_ext", "axonn_ext.data", "axonn_ext.models", "axonn_ext.planner")
 IMPORT_EVERYTHING = """
 import importlib, pkgutil, sys
 
@@ -331,3 +335,17 @@ def test_import_has_no_side_effects_and_needs_no_optional_package() -> None:
         check=False,
     )
     assert result.returncode == 0, result.stderr
+
+
+@pytest.mark.parametrize("name", LAZY)
+def test_type_checkers_see_the_names_that_are_loaded_at_first_use(name: str) -> None:
+    module = importlib.import_module(name)
+    assert module.__file__ is not None
+    nodes = list(ast.walk(ast.parse(Path(module.__file__).read_text())))
+    (block,) = (n.body for n in nodes if isinstance(n, ast.If) and "TYPE" in ast.unparse(n.test))
+    seen = [(node, alias) for node in block for alias in node.names]
+    assert all(alias.asname == alias.name for _, alias in seen), "for others it must say `as`, too"
+    assert {alias.name for _, alias in seen} == {*module.__all__} - {"__version__"}
+    for node, alias in seen:
+        found = pkgutil.resolve_name(f"{node.module}.{alias.name}")
+        assert found is getattr(module, alias.name)

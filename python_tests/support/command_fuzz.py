@@ -136,8 +136,7 @@ COMMANDS: dict[tuple[str, ...], tuple[tuple[str, ...], tuple[str, ...], tuple[st
         ("--rows", "--vocab", "--rounds", "--threads"), ("--json", "--plot"), ("--dtype",),
     ),
     ("bench", "ops", "--device", "cuda"): (
-        ("--elements", "--slots", "--rows", "--vocab", "--rounds", "--threads"), ("--json",),
-        ("--op", "--dtype"),
+        ("--elements", "--slots", "--rounds", "--threads"), ("--json",), ("--op", "--dtype"),
     ),
     ("bench", "ranking", "--nproc", "1"): (
         ("--rounds",), ("--machine", "--times", "--json", "--markdown"), ("--model",),
@@ -208,7 +207,7 @@ RIGHT: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("bench link-overlap --help", ()),
     ("bench links --nproc 1 --rounds 1 --device cpu --out new.toml", ("--json new.json",)),
     ("bench loss --rows 8 --vocab 16 --rounds 1", (*DRAWN, "--dtype fp32")),
-    ("bench ops --elements 5000 --rows 8 --vocab 16 --rounds 1 --device cpu --op reduce adamw",
+    ("bench ops --elements 5000 --rounds 1 --device cpu --op reduce fill-normal",
      ("--json new.json", "--dtype fp32", "--slots 3")),
     ("bench optimizer --elements 1000 --bucket 100 --rounds 1",
      (*DRAWN, "--dtype fp32", "--folder folder")),

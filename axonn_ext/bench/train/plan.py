@@ -1,4 +1,4 @@
-"""The plan of a run and its rows, in plain values that processes exchange as JSON."""
+"""The plan of a run, and its rows."""
 
 from __future__ import annotations
 
