@@ -12,16 +12,16 @@ import json
 import math
 import re
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
 from axonn_ext.checkpoint.errors import CheckpointError
-from axonn_ext.checkpoint.layout import MOST, Block, Layout
+from axonn_ext.checkpoint.layout import MOST, Layout
 from axonn_ext.checkpoint.runs import Offsets
 from axonn_ext.checkpoint.values import encode
 from axonn_ext.spec.files.errors import InputError
@@ -29,9 +29,8 @@ from axonn_ext.spec.files.files import parse_json, read_text
 
 MANIFEST = "manifest.json"
 FORMAT = 3
-OLD_FORMATS = (1, 2)  # in 1, values were plain JSON
 EXTENT_BYTES = 1 << 20  # a file has one checksum per extent of this size
-MOST_BYTES = 1 << 32  # of a manifest; format 2 takes about a hundred bytes per block
+MOST_BYTES = 1 << 32  # of a manifest: some hundred bytes per tensor, and what the user adds
 _MOST_INDEX_BYTES = 1 << 30  # of an index: about a hundred bytes per block of the file
 MALFORMED = (KeyError, TypeError, ValueError, AttributeError, RecursionError)
 DTYPES: Mapping[str, torch.dtype] = MappingProxyType(
@@ -45,26 +44,12 @@ DTYPES: Mapping[str, torch.dtype] = MappingProxyType(
 )
 
 
-class Blocks(Protocol):
-    """How a whole tensor is divided into blocks, which cover it once: a Layout, or a list."""
-
-    @property
-    def shape(self) -> tuple[int, ...]: ...
-
-    @property
-    def num_blocks(self) -> int: ...
-
-    def overlapping(self, offsets: Sequence[int], sizes: Sequence[int]) -> Iterator[Block]: ...
-
-    def blocks_of(self, file: str) -> Iterator[Block]: ...
-
-
 @dataclass(frozen=True)
 class StoredTensor:
     """A whole tensor."""
 
     dtype: str
-    layout: Blocks
+    layout: Layout
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -99,7 +84,6 @@ class Manifest:
     facts      about the job that wrote it: step, grid, versions
     extra      the user's values, of the types in `values`
     token      a random string, repeated in the index of each file
-    listed     the indexes, if the manifest contains them; None: they are files
     """
 
     tensors: Mapping[str, StoredTensor]
@@ -109,7 +93,6 @@ class Manifest:
     extra: Mapping[str, Any] = field(default_factory=dict)
     optimizer_options: tuple[Mapping[str, Any], ...] = ()
     token: str = ""
-    listed: Mapping[str, StoredFile] | None = None
 
     def to_json(self) -> str:
         """Returns the text of the file."""
@@ -128,8 +111,6 @@ class Manifest:
 
     def index(self, folder: Path, file: str) -> StoredFile:
         """Returns the index of a file. Raises CheckpointError if it is missing or damaged."""
-        if self.listed is not None:
-            return self.listed[file]
         return read_index(folder, file, self.token)
 
     def check_last_file(self, folder: Path) -> None:
@@ -138,7 +119,7 @@ class Manifest:
         Call it before working on all files: a wrong manifest may name millions.
         """
         path = folder / index_name(self.files[-1])
-        if self.listed is None and not path.is_file():
+        if not path.is_file():
             raise CheckpointError(f"{path}: no such file, the last of {len(self.files)}")
 
 
@@ -150,13 +131,6 @@ def block_key(name: str, offsets: Offsets) -> str:
 def dtype_name(dtype: torch.dtype) -> str:
     """Returns the name of a dtype in manifests."""
     return str(dtype).removeprefix("torch.")
-
-
-def itemsize_of(name: str, dtype: str) -> int:
-    """Returns the bytes per element. Raises ValueError for an unknown dtype."""
-    if dtype not in DTYPES:
-        raise ValueError(f"tensor {name}: expected a dtype of {', '.join(DTYPES)}")
-    return DTYPES[dtype].itemsize
 
 
 def table_entry(tensor: StoredTensor) -> dict[str, Any]:
@@ -180,7 +154,8 @@ def read_framed(path: Path, kind: str, most_bytes: int) -> Any:
 
 def tensor_of(name: str, value: Mapping[str, Any], num_files: int) -> StoredTensor:
     """Returns the tensor of a `table_entry`. Raises KeyError, TypeError or ValueError."""
-    itemsize_of(name, value["dtype"])
+    if value["dtype"] not in DTYPES:
+        raise ValueError(f"tensor {name}: expected a dtype of {', '.join(DTYPES)}")
     try:
         layout = Layout(
             tuple(value["grid"]), tuple(value["shape"]), tuple(map(tuple, value["dims"])),

@@ -1,4 +1,4 @@
-"""Reads the manifest of a checkpoint, in the current format and in older ones."""
+"""Reads the manifest of a checkpoint."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from axonn_ext.checkpoint.manifest import (
     MALFORMED,
     MANIFEST,
     MOST_BYTES,
-    OLD_FORMATS,
     Manifest,
     read_framed,
     tensor_of,
@@ -34,7 +33,7 @@ def read_manifest(folder: Path) -> Manifest:
     except InputError as error:
         raise CheckpointError(f"{folder} is not a usable checkpoint: {error}") from None
     try:
-        if body["format"] not in (*OLD_FORMATS, FORMAT) or body["extent_bytes"] != EXTENT_BYTES:
+        if body["format"] != FORMAT or body["extent_bytes"] != EXTENT_BYTES:
             raise CheckpointError(
                 f"{path}: expected format {FORMAT} with extents of {EXTENT_BYTES} bytes, got "
                 f"format {body['format']!r}: another version of axonn_ext wrote it"
@@ -51,10 +50,6 @@ def read_manifest(folder: Path) -> Manifest:
 
 
 def _manifest_of(body: Mapping[str, Any]) -> Manifest:
-    if body["format"] != FORMAT:
-        from axonn_ext.checkpoint import old_formats
-
-        return old_formats.manifest_of(body)
     count, num_bytes = body["num_files"], body["num_bytes"]
     if not all(type(n) is int for n in (count, num_bytes)) or not 0 < count <= MOST_RANKS:
         raise ValueError(f"expected 1 to {MOST_RANKS} files, got {count}")

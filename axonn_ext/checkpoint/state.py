@@ -329,8 +329,7 @@ def _set_options(
             now = group.get(key)
             if isinstance(now, Tensor) and isinstance(value, Tensor):
                 value = value.to(now.device)
-            # Checkpoints of format 1 have lists for tuples, such as betas.
-            group[key] = tuple(value) if isinstance(now, tuple) else value
+            group[key] = value
 
 
 def _by_parameter(named: Mapping[str, T]) -> dict[str, dict[str, T]]:

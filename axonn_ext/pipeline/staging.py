@@ -12,7 +12,6 @@ from axonn_ext.pipeline.failures import PipelineError
 from axonn_ext.pipeline.models import Layer, Loss, ModuleStages, StagedModel, TransformerStages
 from axonn_ext.ranks.grid import Grid
 from axonn_ext.ranks.rank_values import first_failure
-from axonn_ext.spec.pipeline import split_layers
 from axonn_ext.spec.pipeline_options import PipelineOptions
 from axonn_ext.spec.stages import Stages
 
@@ -63,7 +62,7 @@ def stage(
     if stages is None:
         pipe = grid.size("pipe")
         try:
-            stages = Stages(split_layers([1.0] * len(model), pipe * options.chunks), pipe)
+            stages = Stages.split(len(model), pipe, options.chunks)
         except ValueError as error:
             raise ValueError(f"Pipeline: {error}") from None
     return _checked(ModuleStages(model, grid, stages, loss), grid, options)

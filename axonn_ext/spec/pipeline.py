@@ -1,4 +1,4 @@
-"""Schedules of a pipeline: which task a stage runs when, and how layers are split into stages.
+"""Schedules of a pipeline: which task a stage runs when.
 
 A pipeline has `stages` ranks. Each holds `chunks` blocks of layers (one unless the schedule is
 interleaved); block c of stage s is the virtual stage c * stages + s, and the virtual stages in
@@ -10,9 +10,7 @@ zero bubble (arXiv:2401.10241, section 2, schedule ZB-H1).
 
 from __future__ import annotations
 
-import itertools
-import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from axonn_ext.spec.parallel import check_choice
@@ -149,78 +147,3 @@ def bubble_seconds(
     if schedule == "zero_bubble":
         return (stages - 1) * (forward + backward - weight)
     return (stages - 1) * (forward + backward + weight) / chunks
-
-
-def split_layers(
-    costs: Sequence[float], parts: int, *, first: float = 0.0, last: float = 0.0
-) -> tuple[range, ...]:
-    """Contiguous, non-empty ranges of layers, the most expensive of which is as cheap as possible.
-
-    costs: of each layer, in any unit. first, last: extra costs of the first part (embedding) and
-    the last (head and loss). Among splits with the same largest cost, the one with the least sum of
-    squares, that is the most even one, is taken; among these the one whose first part has the
-    fewest layers, then the second, and so on: early stages hold more micro-batches. Costs are
-    compared exactly, so that every rank finds the same split.
-
-    Raises ValueError for fewer layers than parts, and for costs that are negative or not finite.
-    """
-    if parts < 1:
-        raise ValueError(f"parts must be >= 1, got {parts}")
-    if len(costs) < parts:
-        raise ValueError(f"{len(costs)} layers cannot be split into {parts} parts")
-    for name, value in (*((f"costs[{i}]", c) for i, c in enumerate(costs)),
-                        ("first", first), ("last", last)):  # fmt: skip
-        if not 0 <= value < math.inf:
-            raise ValueError(f"split_layers: {name} must be finite and >= 0, got {value}")
-    *layers, head, tail = _whole([*costs, first, last])
-    layers[0] += head
-    layers[-1] += tail
-    largest, _ = _best_split(layers, parts, max)
-    _, ranges = _best_split(layers, parts, lambda cost, rest: cost * cost + rest, most=largest)
-    return ranges
-
-
-def _whole(costs: Sequence[float]) -> list[int]:
-    """The costs as whole numbers of a unit that divides all of them."""
-    from fractions import Fraction
-
-    fractions = [Fraction(cost) for cost in costs]
-    unit = math.lcm(*(fraction.denominator for fraction in fractions))
-    return [int(fraction * unit) for fraction in fractions]
-
-
-def _best_split(
-    costs: Sequence[int],
-    parts: int,
-    combine: Callable[[int, int], int],
-    *,
-    most: int | None = None,
-) -> tuple[int, tuple[range, ...]]:
-    """The least value of any split, and the first split with that value, by dynamic programming.
-
-    combine(cost of a part, value of the parts after it) is the value of a split. No part costs
-    more than `most`. Among equals, the split with the fewest layers in the earliest part is first.
-    """
-    sums = [0, *itertools.accumulate(costs)]
-    values = {len(costs): 0}  # first layer -> the least value of the parts from it on
-    stops: list[dict[int, int]] = []  # per part, the last one first: its first layer -> its end
-    for _ in range(parts):
-        found: dict[int, int] = {}
-        chosen: dict[int, int] = {}
-        for start in range(len(costs)):
-            for stop in range(start + 1, len(costs) + 1):
-                cost = sums[stop] - sums[start]
-                if most is not None and cost > most:
-                    break
-                if stop not in values:
-                    continue
-                value = combine(cost, values[stop])
-                if start not in found or value < found[start]:
-                    found[start], chosen[start] = value, stop
-        values = found
-        stops.append(chosen)
-    ranges: list[range] = []
-    for chosen in reversed(stops):
-        start = ranges[-1].stop if ranges else 0
-        ranges.append(range(start, chosen[start]))
-    return values[0], tuple(ranges)

@@ -58,6 +58,7 @@ import math
 import os
 import re
 from collections.abc import Callable, Mapping, MutableMapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -298,54 +299,21 @@ def _cache_dir(environment: Mapping[str, str]) -> str:
 
 
 def _expected(what: str, got: str) -> ValueError:
-    shown = got[:MAX_SHOWN]
-    is_number = re.fullmatch(r"[-+]?[0-9.]+(e[-+]?[0-9]+)?", shown)
-    return ValueError(f"{what}, got {shown if is_number else repr(shown)}")
+    return ValueError(f"{what}, got {got[:MAX_SHOWN]!r}")
 
 
-def _number(text: str, expected: str, *, least: float, most: float) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if value > most:
-        raise _expected(f"{expected}, and at most {most:.15g}", text)
-    if not value >= least:  # NaN, too
-        raise _expected(expected, text)
-    return value
+def _number(
+    expected: str, kind: Callable[[float], Any], accepts: Callable[[float], bool]
+) -> Callable[[str], Any]:
+    """Returns a reader of numbers. expected: a description of those that it accepts."""
 
+    def read(text: str) -> Any:
+        with suppress(ValueError):
+            if accepts(value := float(text)):
+                return kind(value)
+        raise _expected(f"be {expected}", text)
 
-def _seconds(text: str) -> float:
-    least, most = MIN_TIMEOUT_SECONDS, MAX_TIMEOUT_SECONDS
-    expected = f"be a positive number of seconds, at least {least:g}"
-    return _number(text, expected, least=least, most=most)
-
-
-def _bytes(text: str) -> int:
-    least, most = MIN_SYMMETRIC_MEMORY_BYTES, MAX_SYMMETRIC_MEMORY_BYTES
-    return int(_number(text, f"be a number of at least {least}", least=least, most=most))
-
-
-def _sms(text: str) -> int:
-    expected = f"be 0 or a whole number from {MIN_FUSED_NCCL_SMS} on"
-    value = _number(text, expected, least=0, most=MAX_SMS)
-    if not value.is_integer() or 0 < value < MIN_FUSED_NCCL_SMS:
-        raise _expected(expected, text)
-    return int(value)
-
-
-def _free_sms(text: str) -> int:
-    expected = f"be a whole number from 0 to {MAX_SMS}"
-    value = _number(text, expected, least=0, most=math.inf)
-    if value > MAX_SMS or not value.is_integer():
-        raise _expected(expected, text)
-    return int(value)
-
-
-def _switch(text: str) -> bool:
-    if text not in ("0", "1"):
-        raise _expected("be 0 or 1", text)
-    return text == "1"
+    return read
 
 
 def _product_kernels(text: str) -> tuple[str, ...]:
@@ -395,15 +363,27 @@ def _unknown(name: str) -> str:
 
 
 _CACHE_DIR = "AXONN_CACHE_DIR"
+_SWITCH = _number("0 or 1", bool, lambda n: n in (0, 1))
 _READERS: Mapping[str, tuple[str, Callable[[str], Any]]] = {
-    "AXONN_TIMEOUT_SECONDS": ("timeout_seconds", _seconds),
-    "AXONN_SYMMETRIC_MEMORY_BYTES": ("symmetric_memory_bytes", _bytes),
-    "AXONN_DEBUG_COLLECTIVES": ("debug_collectives", _switch),
-    "AXONN_DEBUG_TOKEN_IDS": ("debug_token_ids", _switch),
-    "AXONN_FUSED_NCCL_SMS": ("fused_nccl_sms", _sms),
-    "AXONN_FUSED_FREE_SMS": ("fused_free_sms", _free_sms),
+    "AXONN_TIMEOUT_SECONDS": ("timeout_seconds", _number(
+        f"a number of seconds from {MIN_TIMEOUT_SECONDS:g} to {MAX_TIMEOUT_SECONDS:.0f}", float,
+        lambda n: MIN_TIMEOUT_SECONDS <= n <= MAX_TIMEOUT_SECONDS,
+    )),
+    "AXONN_SYMMETRIC_MEMORY_BYTES": ("symmetric_memory_bytes", _number(
+        f"a number of bytes from {MIN_SYMMETRIC_MEMORY_BYTES} to {MAX_SYMMETRIC_MEMORY_BYTES}", int,
+        lambda n: MIN_SYMMETRIC_MEMORY_BYTES <= n <= MAX_SYMMETRIC_MEMORY_BYTES,
+    )),
+    "AXONN_DEBUG_COLLECTIVES": ("debug_collectives", _SWITCH),
+    "AXONN_DEBUG_TOKEN_IDS": ("debug_token_ids", _SWITCH),
+    "AXONN_FUSED_NCCL_SMS": ("fused_nccl_sms", _number(
+        f"0 or a whole number from {MIN_FUSED_NCCL_SMS} to {MAX_SMS}", int,
+        lambda n: n in (0, *range(MIN_FUSED_NCCL_SMS, MAX_SMS + 1)),
+    )),
+    "AXONN_FUSED_FREE_SMS": ("fused_free_sms", _number(
+        f"a whole number from 0 to {MAX_SMS}", int, lambda n: n in range(MAX_SMS + 1)
+    )),
     "AXONN_PRODUCT_KERNELS": ("product_kernels", _product_kernels),
     "AXONN_EMULATED_LINKS": ("emulated_links", _links),
-}
+}  # fmt: skip
 _GRAPHS_IN_TURN = ("CUDA_DEVICE_MAX_CONNECTIONS", "CUDA_LAUNCH_BLOCKING")
 _NOT_READ_HERE = ("AXONN_CUDA", "AXONN_CUDA_REASON", "AXONN_DEBUG_INFO")  # setup.py reads them

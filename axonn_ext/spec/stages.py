@@ -7,9 +7,6 @@ from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
 from axonn_ext.spec.model import ModelConfig
-from axonn_ext.spec.pipeline import split_layers
-
-_MANY_BLOCKS = 1000  # of one stage
 
 
 @dataclass(frozen=True)
@@ -52,17 +49,29 @@ class Stages:
         The last stage has the head in addition to its blocks. Raises ValueError if the model has
         fewer blocks than there are virtual stages.
         """
-        if pipe * chunks == 1:
-            return cls((range(model.num_layers),))
-        if model.num_layers > _MANY_BLOCKS * pipe * chunks:  # the head is then negligible
-            each, more = divmod(model.num_layers, pipe * chunks)
-            return cls.of_sizes([each + (v < more) for v in range(pipe * chunks)], pipe)
-        costs = [model.block_flops_per_token()] * model.num_layers
+        head = -(-model.head_flops_per_token() // model.block_flops_per_token())
         try:
-            blocks = split_layers(costs, pipe * chunks, last=model.head_flops_per_token())
+            return cls.split(model.num_layers, pipe, chunks, head=head)
         except ValueError as error:
             raise ValueError(f"pipe={pipe}, chunks={chunks}: {error}") from None
-        return cls(blocks, pipe)
+
+    @classmethod
+    def split(cls, num_layers: int, pipe: int = 1, chunks: int = 1, *, head: int = 0) -> Stages:
+        """Returns stages whose largest cost is the least possible; every layer costs the same.
+
+        head: how many layers the head of the last stage costs, rounded up. Of several such splits,
+        this is the most even one, by the sum of squares, and of these the one whose first stage has
+        the fewest layers, then the second, and so on: early stages hold more micro-batches. Raises
+        ValueError for fewer layers than virtual stages.
+        """
+        parts = pipe * chunks
+        if num_layers < parts:
+            raise ValueError(f"{num_layers} layers cannot be split into {parts} parts")
+        # The most that leave every other stage head + last - 1 layers: the last one of these costs
+        # no more there than elsewhere, and a further one would.
+        last = max(1, (num_layers - (head - 1) * (parts - 1)) // parts)
+        each, more = divmod(num_layers - last, max(parts - 1, 1))
+        return cls.of_sizes([*[each] * (parts - 1 - more), *[each + 1] * more, last], pipe)
 
     @classmethod
     def of_sizes(cls, sizes: Sequence[int], pipe: int = 1) -> Stages:

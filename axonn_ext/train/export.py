@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from torch import nn
 from torch.distributed import HashStore
@@ -55,13 +53,6 @@ class Origins:
         elif name not in ("", BYTES):
             name = str(expand_home(name).resolve())
         return cls(str(Path(base).resolve()) if base else "", name)
-
-    @classmethod
-    def saved(cls, extra: Mapping[str, Any]) -> Origins:
-        """Returns a checkpoint's origins; older runs have them in the configuration."""
-        if ORIGINS in extra:
-            return cls(**extra[ORIGINS])
-        return cls(extra.get("config", {}).get("model", {}).get("pretrained", ""), "")
 
     def found(self, like: Path | None) -> Origins:
         """Returns these origins, or the copy in `like`. Raises CheckpointError if not found."""
@@ -119,7 +110,7 @@ def export(
     manifest = read_manifest(checkpoint)
     extra = manifest.extra
     try:
-        config, origins = ModelConfig(**extra["model"]), Origins.saved(extra)
+        config, origins = ModelConfig(**extra["model"]), Origins(**extra[ORIGINS])
         lora = LoraTable(**extra["config"]["lora"])
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise CheckpointError(

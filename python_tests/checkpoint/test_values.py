@@ -16,7 +16,7 @@ from torch.optim import lr_scheduler
 from axonn_ext import checkpoint
 from axonn_ext.checkpoint import CheckpointError
 from axonn_ext.checkpoint.reading import read_manifest
-from old_checkpoints import as_format_2, tamper
+from tampering import tamper
 
 MODEL = nn.Linear(2, 2)
 KEPT = {
@@ -192,18 +192,6 @@ def test_an_option_that_cannot_be_kept_is_named(tmp_path) -> None:
     optimizer.param_groups[0]["hook"] = print
     with pytest.raises(CheckpointError, match=r"optimizer\.param_groups\[0\]\['hook'\]: a builtin"):
         checkpoint.save(tmp_path / "one", model=MODEL, optimizer=optimizer)
-
-
-def test_a_checkpoint_of_format_1_has_plain_values(tmp_path) -> None:
-    optimizer = torch.optim.AdamW(MODEL.parameters(), lr=0.1)
-    checkpoint.save(tmp_path / "one", model=MODEL, optimizer=optimizer)
-    as_format_2(tmp_path / "one")
-    plain = {"step": 3, "$tuple": [1], "list": [1, None, 0.5]}
-    options = {"lr": 0.2, "betas": [0.8, 0.9]}
-    tamper(tmp_path / "one", lambda body: body.update(
-        format=1, extra=plain, optimizer_options=[options]))  # fmt: skip
-    assert checkpoint.load(tmp_path / "one", model=MODEL, optimizer=optimizer) == plain
-    assert optimizer.param_groups[0]["betas"] == (0.8, 0.9)
 
 
 CRAFTED = {

@@ -22,7 +22,7 @@ from axonn_ext.planner import (
     timeline,
 )
 from axonn_ext.planner.job import violations
-from axonn_ext.planner.memory.fitting import RoomyKinds, those_that_fit
+from axonn_ext.planner.memory.fitting import those_that_fit
 from axonn_ext.planner.search.choices import (
     POLICIES,
     fitting_jobs,
@@ -34,7 +34,6 @@ from axonn_ext.planner.search.closed_forms import ClosedForms, closed_form_s, le
 from axonn_ext.planner.search.fastest import SURELY_SLOWER, SURELY_SLOWER_IN_STAGES
 from axonn_ext.planner.search.optimizers import optimizers_of, options_with, that_differ_on
 from axonn_ext.planner.search.remedies import NO_MEMORY
-from axonn_ext.spec.communicators import num_communicators
 from axonn_ext.spec.grid import GridShape
 from axonn_ext.spec.model import ModelConfig
 from axonn_ext.spec.optimizer import OptimizerOptions
@@ -171,7 +170,6 @@ def least_memory(request: Request, *, recompute: str) -> int:
 
 
 def test_what_fits_is_what_memory_of_counts_as_little_enough() -> None:
-    """Most variants of a job are not computed, but follow from others."""
     draw = random.Random(5)
     for _ in range(100):
         model = ModelConfig(
@@ -201,50 +199,6 @@ def test_what_fits_is_what_memory_of_counts_as_little_enough() -> None:
             assert found.fits == [total <= limit for total in held]
             too_full = [total for total in held if total > limit]
             assert all(limit + found.missing <= total for total in too_full)
-
-
-def test_what_fits_like_others_is_what_memory_of_counts_as_little_enough() -> None:
-    """Most fitting jobs of a search follow from jobs with more rows or fewer ranks of z."""
-    draw = random.Random(8)
-    zeros = (OptimizerOptions(), OptimizerOptions(zero=1, bucket_elements=2**12))
-    num_known = 0
-    for _ in range(12):
-        model = ModelConfig(
-            draw.choice([500, 512, 8192]), 256, draw.choice([2, 4, 9]), 8, 128,
-            family=draw.choice(["gpt2", "llama", "opt"]), tie_embeddings=draw.random() < 0.5,
-        )  # fmt: skip
-        x, y, pipe = draw.choice([1, 2, 4]), draw.choice([1, 2]), draw.choice([1, 1, 2])
-        pipeline = PipelineOptions(draw.choice(["message_driven", "1f1b", "gpipe", "zero_bubble"]))
-        optimizer, layout = draw.choice(zeros), draw.choice(["sharded", "replicated"])
-        device, dtype = draw.choice(["cuda", "cuda", "cpu"]), draw.choice(["bf16", "fp32"])
-        algorithm, auto_fuses = draw.choice(["auto", "fused"]), draw.random() < 0.5
-        groups = [
-            [
-                Job(model, GridShape(x, y, z, 8 // z, pipe), Options(
-                    recompute=recompute, overlap=overlap, layout=layout, micro_batches=parts,
-                    dtype=dtype, pipeline=pipeline, optimizer=optimizer, algorithm=algorithm,
-                ), 128)
-                for recompute in ("none", "full")
-                for overlap in (Overlap(gathered_bytes=2**18), None)
-            ]
-            for z in (1, 2, 4, 8)
-            for parts in (1, 2, 4, 8, 16)
-        ]  # fmt: skip
-        groups = [group for group in groups if not list(violations(group[0]))]
-        where = {"device": device, "auto_fuses": auto_fuses}
-        totals = [[memory_of(job, **where).total for job in group] for group in groups]
-        every = sorted({total for group in totals for total in group})
-        for limit in {
-            total - d for total in draw.sample(every, min(12, len(every))) for d in (0, 1)
-        }:
-            known = RoomyKinds(device)
-            for group, held in zip(groups, totals, strict=True):
-                # Communicators take some of the memory; their number depends on the grid.
-                own = limit - 100 * num_communicators(group[0].grid, overlap=Overlap())
-                fits = those_that_fit(group, own, **where, known=known).fits
-                assert fits == [total <= own for total in held], (group[0], own)
-                num_known += sum(fits)
-    assert num_known > 300
 
 
 def test_options_of_adamw_are_left_out_only_where_none_of_them_fits() -> None:

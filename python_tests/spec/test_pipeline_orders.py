@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import itertools
-import random
 from collections import deque
 from collections.abc import Iterator, Sequence
 
 import pytest
 
+from axonn_ext.spec.model import ModelConfig
 from axonn_ext.spec.pipeline import (
     FIXED_SCHEDULES,
     SCHEDULES,
@@ -16,9 +16,9 @@ from axonn_ext.spec.pipeline import (
     bubble_seconds,
     check_sizes,
     fixed_order,
-    split_layers,
 )
 from axonn_ext.spec.pipeline_options import PipelineOptions
+from axonn_ext.spec.stages import Stages
 
 Orders = list[tuple[Task, ...]]
 Case = tuple[str, int, int, int]  # schedule, stages, micro-batches, chunks
@@ -181,54 +181,37 @@ def test_bubbles_of_four_stages() -> None:
 # --- Split of layers -----------------------------------------------------------------------------
 
 
-def totals(costs: Sequence[float], starts: Sequence[int], first: float, last: float) -> list[float]:
-    """The costs of the parts that begin at `starts`."""
-    found = [sum(costs[a:b]) for a, b in itertools.pairwise((*starts, len(costs)))]
-    found[0] += first
-    found[-1] += last
-    return found
+def sizes_of(*split: int, **head: int) -> list[int]:
+    return [len(blocks) for blocks in Stages.split(*split, **head).blocks]
 
 
 def test_no_split_has_a_cheaper_largest_part() -> None:
     """Compares with all splits, by the whole rule: largest part, squares, then sizes."""
-    draw = random.Random(0)
-    for _ in range(300):
-        num_layers = draw.randint(1, 8)
-        parts = draw.randint(1, num_layers)
-        costs = [draw.choice((0, 1, 2, 2.5, 7)) for _ in range(num_layers)]
-        first, last = draw.choice((0, 1.5, 4)), draw.choice((0, 3, 9))
-        every = []
-        for cuts in itertools.combinations(range(1, num_layers), parts - 1):
-            of_parts = totals(costs, (0, *cuts), first, last)
-            every.append((max(of_parts), sum(t * t for t in of_parts), cuts))
-        split = split_layers(costs, parts, first=first, last=last)
-        assert [layer for part in split for layer in part] == list(range(num_layers))
-        assert tuple(part.start for part in split[1:]) == min(every)[2], (costs, parts, first, last)
+    for num_layers, head in itertools.product(range(2, 10), range(12)):
+        for parts in range(2, num_layers + 1):
+            every = []
+            for cuts in itertools.combinations(range(1, num_layers), parts - 1):
+                sizes = [b - a for a, b in itertools.pairwise((0, *cuts, num_layers))]
+                costs = [*sizes[:-1], sizes[-1] + head]
+                every.append((max(costs), sum(cost * cost for cost in costs), sizes))
+            assert sizes_of(num_layers, parts, head=head) == min(every)[2]
 
 
 def test_equal_layers_leave_the_early_stages_fewer() -> None:
-    sizes = [len(part) for part in split_layers([0.1] * 10, 4)]
-    assert sizes == [2, 2, 3, 3]
-    # The table and the head count, too: the parts cost 3 + 2, 5, 5 and 2 + 3 layers.
-    sizes = [len(part) for part in split_layers([1.0] * 15, 4, first=2.0, last=3.0)]
-    assert sizes == [3, 5, 5, 2]
+    assert sizes_of(10, 4) == [2, 2, 3, 3]
+    assert sizes_of(12, 2, 2, head=1) == [3, 3, 3, 3]
+    assert sizes_of(14, 4, head=3) == [4, 4, 4, 2]  # the head counts, too
+    assert sizes_of(7) == [7]
+    assert sizes_of(10**12, 3, head=1) == [333333333333, 333333333334, 333333333333]
 
 
-def test_costs_are_compared_exactly() -> None:
-    """Float sums would round these equal costs differently, so rounding would decide."""
-    for cost, parts, sizes in ((0.1, 2, [1, 2]), (0.3, 3, [2, 2, 3]), (0.7, 4, [2, 2, 2, 3])):
-        split = split_layers([cost] * sum(sizes), parts)
-        assert [len(part) for part in split] == sizes
-    assert split_layers([1e-300, 1e300, 1e-300], 2) == (range(1), range(1, 3))
+def test_a_head_that_costs_part_of_a_layer_counts() -> None:
+    model = ModelConfig(vocab_size=16, hidden_size=64, num_layers=4, num_heads=4, sequence_length=8)
+    assert 0 < model.head_flops_per_token() < model.block_flops_per_token()
+    stages = Stages.balanced(model, pipe=3)
+    assert [len(blocks) for blocks in stages.blocks] == [1, 2, 1]
 
 
 def test_layers_that_cannot_be_split_are_refused() -> None:
     with pytest.raises(ValueError, match="3 layers cannot be split into 4 parts"):
-        split_layers([1.0] * 3, 4)
-    with pytest.raises(ValueError, match="parts must be >= 1, got 0"):
-        split_layers([1.0], 0)
-    with pytest.raises(ValueError, match=r"costs\[1\] must be finite and >= 0, got -1.0"):
-        split_layers([1.0, -1.0], 2)
-    for name in ("first", "last"):
-        with pytest.raises(ValueError, match=f"{name} must be finite and >= 0, got nan"):
-            split_layers([1.0], 1, **{name: float("nan")})
+        Stages.split(3, 2, 2)

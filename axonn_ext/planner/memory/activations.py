@@ -207,13 +207,6 @@ def _between_linears(size: ModelSizes, rows: int, x: int, width: int) -> int:
     return kept
 
 
-def stream_bytes(job: Job) -> int:
-    """Returns the bytes of a rank's rows of the residual stream, the input of a block."""
-    grid, options = job.grid, job.options
-    rows = job.rows // grid.x if options.sharded else job.rows
-    return rows * (job.model.hidden_size // grid.y) * options.width
-
-
 def deferred_bytes_of(job: Job, stage: int) -> int:
     """Returns the bytes kept for deferred weight gradients of one micro-batch.
 

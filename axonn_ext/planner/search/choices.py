@@ -11,7 +11,6 @@ from typing import NamedTuple
 from axonn_ext.planner.job import Job, Options, pipeline_violations
 from axonn_ext.planner.memory.activations import deferred_bytes_of
 from axonn_ext.planner.memory.fitting import (
-    RoomyKinds,
     freed_by_offload,
     may_fit_without_state,
     those_that_fit,
@@ -262,12 +261,8 @@ def fitting_with_some(
     request: Request,
     job: Job,
     variants: tuple[Options, ...],
-    known: RoomyKinds | None = None,
 ) -> list[Job]:
-    """Returns the variants of a job that fit, each with the first options of AdamW that do.
-
-    known: see those_that_fit.
-    """
+    """Returns the variants of a job that fit, each with the first options of AdamW that do."""
     limit, device = request.memory_limit_on(job.grid, *variants), request.machine.device
     found: list[Job] = []
     left = [_with_options(job, options) for options in variants]
@@ -281,7 +276,7 @@ def fitting_with_some(
                 continue
         tried = [with_optimizer(j, optimizer) for j in left]
         fits, lacking = those_that_fit(
-            tried, limit, device=device, auto_fuses=request.machine.auto_fuses, known=known
+            tried, limit, device=device, auto_fuses=request.machine.auto_fuses
         )
         found += compress(tried, fits)
         left = [j for j, fit in zip(left, fits, strict=True) if not fit]

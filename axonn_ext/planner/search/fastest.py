@@ -12,7 +12,6 @@ from typing import NamedTuple
 from axonn_ext.planner.errors import PlannerError
 from axonn_ext.planner.estimate import Estimate, estimate
 from axonn_ext.planner.job import ZERO_2_IN_STAGES, Job, violations
-from axonn_ext.planner.memory.fitting import RoomyKinds
 from axonn_ext.planner.memory.peak import memory_on
 from axonn_ext.planner.search.choices import (
     fitting_jobs,
@@ -92,7 +91,7 @@ def plan(request: Request) -> Plan:
     """
     rejected: Counter[str] = Counter()
     found: list[_Candidate] = []
-    forms, known = ClosedForms(request.machine), RoomyKinds(request.machine.device)
+    forms = ClosedForms(request.machine)
     num_considered = num_fitting = 0
     for job in jobs_of(request):
         num_variants = num_variants_of(request, job)
@@ -101,7 +100,7 @@ def plan(request: Request) -> Plan:
         if reason is not None:
             rejected[_rule(reason)] += num_variants
             continue
-        fitting = fitting_with_some(request, job, variants_of(request, job), known)
+        fitting = fitting_with_some(request, job, variants_of(request, job))
         rejected[NO_MEMORY] += num_variants - len(fitting)
         if fitting:
             found += _candidates(request, forms, without_needless(fitting))
