@@ -18,7 +18,6 @@ from torch import Tensor
 from torch.nn import functional
 from torch.profiler import ProfilerActivity, profile
 
-from axonn_ext.bench import charts
 from axonn_ext.bench.benchmark import (
     Benchmark,
     SystemRow,
@@ -28,14 +27,15 @@ from axonn_ext.bench.benchmark import (
     shared_fields,
     take_turns,
 )
-from axonn_ext.bench.charts import BLUE, GREEN, GREY, ORANGE
 from axonn_ext.calibrate.measure import Timing
 from axonn_ext.calibrate.this_machine import DTYPES
 from axonn_ext.nn import CrossEntropy, goldfish_labels
 from axonn_ext.nn.loss import IGNORE_INDEX
 from axonn_ext.ranks.grid import Grid
 from axonn_ext.spec.goldfish import Goldfish
+from axonn_ext.terminal import charts
 from axonn_ext.terminal.arguments import whole
+from axonn_ext.terminal.charts import BLUE, GREEN, GREY, ORANGE
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -17,7 +17,6 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from axonn_ext.bench import charts
 from axonn_ext.bench.benchmark import (
     Benchmark,
     SystemRow,
@@ -28,7 +27,6 @@ from axonn_ext.bench.benchmark import (
     shared_fields,
     take_turns,
 )
-from axonn_ext.bench.charts import BLUE, GREEN, GREY, ORANGE
 from axonn_ext.bench.optimizer_systems import (
     CPU,
     DEVICE,
@@ -45,7 +43,9 @@ from axonn_ext.bench.optimizer_systems import (
 from axonn_ext.calibrate.measure import Timing
 from axonn_ext.calibrate.this_machine import DTYPES
 from axonn_ext.spec.optimizer import BUCKET_ELEMENTS
+from axonn_ext.terminal import charts
 from axonn_ext.terminal.arguments import whole
+from axonn_ext.terminal.charts import BLUE, GREEN, GREY, ORANGE
 from axonn_ext.terminal.errors import UserError
 
 COLORS = {TORCH: GREY, DEVICE: BLUE, CPU: GREEN, DISK: ORANGE}

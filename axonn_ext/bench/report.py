@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING
 
 import rich.console
 
-from axonn_ext.bench import charts, symm_mem
+from axonn_ext.bench import symm_mem
 from axonn_ext.bench.benchmark import number
 from axonn_ext.bench.output import noisy, print_titled, style_of, threads
 from axonn_ext.bench.results import Row, grouped, title
 from axonn_ext.spec.grid import GridShape
+from axonn_ext.terminal import charts
 from axonn_ext.terminal.console import say
 
 if TYPE_CHECKING:

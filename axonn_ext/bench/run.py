@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 
@@ -31,9 +30,7 @@ from axonn_ext.calibrate.measure import (
 from axonn_ext.ranks.grid import Grid
 from axonn_ext.ranks.launch.place import Process
 from axonn_ext.spec.grid import GridShape
-
-if TYPE_CHECKING:
-    from rich.progress import Progress
+from axonn_ext.terminal.console import Bar, Console
 
 
 @dataclass(frozen=True)
@@ -63,20 +60,26 @@ def run_worker(
     spec as soon as they are known.
     Raises: UserError if another rank has found a mistake by the user.
     """
+    from rich.progress import TimeRemainingColumn
+
     rows: list[Row] = []
+    bar = Bar(
+        Console(stderr=True), len(plan.specs) * plan.rounds, "rounds", TimeRemainingColumn(),
+        shown=here.rank == 0 and sys.stderr.isatty(), auto_refresh=False,
+    )  # fmt: skip
     with (
         launched.meeting(plan.specs[0].op, plan, here, plan.device, threads=plan.threads),
-        _progress(plan, here) as progress,
+        closing(bar),
     ):
         ranks = ranks_of(plan.device)
         grids = {shape: Grid(**shape.as_dict()) for shape in plan.grids}
         for spec in plan.specs:
-            progress.begin(spec)
+            bar.show(f"{spec.op}  {spec.grid.short()}  {','.join(map(str, spec.shape))}")
             case = build_case(spec, grids[spec.grid])
-            found = run_case(case, ranks, rounds=plan.rounds, on_round=progress.advance)
+            found = run_case(case, ranks, rounds=plan.rounds, on_round=bar.advance)
             rows += found
             if here.rank == 0:
-                progress.hide()
+                bar.close()
                 on_case(found)
     return rows
 
@@ -85,56 +88,6 @@ def build_case(spec: Spec, grid: Grid) -> Case:
     """Returns this rank's calls for the spec."""
     builders = {"linear": linear_case, "block": block_case}
     return builders.get(spec.op, gemm_case)(spec, grid)
-
-
-class _Bar:
-    """A progress bar of the rounds on a terminal; elsewhere it shows nothing."""
-
-    def __init__(self, progress: Progress | None, num_rounds: int) -> None:
-        self._progress = progress
-        if progress is not None:
-            self._task = progress.add_task("", total=num_rounds)
-
-    def begin(self, spec: Spec) -> None:
-        if self._progress is not None:
-            self._progress.start()
-            text = f"{spec.op}  {spec.grid.short()}  {','.join(map(str, spec.shape))}"
-            self._progress.update(self._task, description=text, refresh=True)
-
-    def hide(self) -> None:
-        """Removes the bar until the next spec begins."""
-        if self._progress is not None:
-            self._progress.stop()
-
-    def advance(self) -> None:
-        if self._progress is not None:
-            self._progress.update(self._task, advance=1, refresh=True)
-
-
-@contextmanager
-def _progress(plan: Plan, here: Process) -> Iterator[_Bar]:
-    num_rounds = len(plan.specs) * plan.rounds
-    if here.rank != 0 or not sys.stderr.isatty():
-        yield _Bar(None, num_rounds)
-        return
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeRemainingColumn,
-    )
-
-    from axonn_ext.terminal.console import Console
-
-    console = Console(stderr=True)  # only the results go to standard output
-    # The bar is drawn when a round ends. A thread that draws it would disturb the timing.
-    columns = (
-        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("rounds"),
-        TimeRemainingColumn(),
-    )  # fmt: skip
-    with Progress(*columns, console=console, transient=True, auto_refresh=False) as progress:
-        yield _Bar(progress, num_rounds)
 
 
 # --- One case ------------------------------------------------------------------------------------

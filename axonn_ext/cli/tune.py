@@ -5,12 +5,12 @@ from __future__ import annotations
 import argparse
 import dataclasses
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from axonn_ext import models
 from axonn_ext.calibrate.products import ProductRow, gain, measure_product, sizes
@@ -31,7 +31,7 @@ from axonn_ext.spec.parallel import ROLES, ParallelConfig
 from axonn_ext.spec.presets import PRESETS
 from axonn_ext.spec.products import Product, linear_products, products_of_linears
 from axonn_ext.terminal.arguments import MOST_THREADS, new_parser, whole
-from axonn_ext.terminal.console import Console, say
+from axonn_ext.terminal.console import Bar, Console, say
 from axonn_ext.terminal.errors import UserError
 from axonn_ext.terminal.files import check_writable
 from axonn_ext.terminal.grids import parse_grid
@@ -235,15 +235,11 @@ def _request_of_file(args: argparse.Namespace, device: str) -> Request:
 
 def measure_all(console: Console, request: Request) -> Iterator[ProductRow]:
     """Yields a row for each product; a terminal shows a bar while they are measured."""
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-    with Progress(
-        *columns, console=console, transient=True, disable=not console.is_terminal
-    ) as progress:
-        task = progress.add_task("", total=len(request.products))
+    with closing(Bar(console, len(request.products))) as bar:
         for product in request.products:
-            progress.update(task, description=f"{product.product_pass} {sizes(product)}")
+            bar.show(f"{product.product_pass} {sizes(product)}")
             yield measure_product(product, DTYPES[request.dtype], request.device)
-            progress.advance(task)
+            bar.advance()
 
 
 def report(console: Console, request: Request, rows: Sequence[ProductRow]) -> None:

@@ -6,6 +6,7 @@ import argparse
 import re
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from axonn_ext.ranks.launch.parent import end_with
 from axonn_ext.spec import settings
 from axonn_ext.terminal.arguments import new_parser
-from axonn_ext.terminal.console import Console, say
+from axonn_ext.terminal.console import Bar, Console, say
 from axonn_ext.terminal.errors import UserError
 
 if TYPE_CHECKING:
@@ -160,21 +161,16 @@ def key_of(gpu: str) -> Key | None:
 
 def show_progress(console: Console, gpu: str, groups: Sequence[Group]) -> Iterator[Outcome]:
     """Runs the groups and yields their outcomes, with a progress bar on a terminal."""
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+    from rich.progress import TimeElapsedColumn
 
     from axonn_ext.verify.run import run_groups
 
-    columns = (
-        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
-    )  # fmt: skip
-    with Progress(
-        *columns, console=console, transient=True, disable=not console.is_terminal
-    ) as progress:
-        task = progress.add_task(f"{gpu}: {groups[0].name}", total=len(groups))
+    with closing(Bar(console, len(groups), TimeElapsedColumn())) as bar:
+        bar.show(f"{gpu}: {groups[0].name}")
         for number, outcome in enumerate(run_groups(groups), start=1):
             yield outcome
-            next_name = groups[number].name if number < len(groups) else "done"
-            progress.update(task, advance=1, description=f"{gpu}: {next_name}")
+            bar.advance()
+            bar.show(f"{gpu}: {groups[number].name if number < len(groups) else 'done'}")
 
 
 def _table(console: Console, groups: Iterable[Group]) -> RowsTable:

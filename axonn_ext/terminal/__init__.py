@@ -1,1 +1,1 @@
-"""Code that all commands share: arguments, files, tables, and errors shown in one line."""
+"""Code that all commands share: arguments, files, tables, charts, and errors shown in one line."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import rich.console
 from rich.padding import PaddingDimensions
@@ -11,6 +11,9 @@ from rich.table import Table
 from rich.text import Text
 
 from axonn_ext.spec.files.errors import printable
+
+if TYPE_CHECKING:
+    from rich.progress import Progress, ProgressColumn
 
 _MOST_COLUMNS = 10_000  # wider than any table, in characters
 
@@ -66,3 +69,40 @@ def print_table(console: rich.console.Console, table: Table) -> None:
     needed = console.measure(table, options=options).maximum
     table.width = needed if needed > console.width else None
     console.print(table, highlight=False, markup=False, crop=False)
+
+
+class Bar:
+    """A progress bar on a terminal, from the first `show`; elsewhere it shows nothing.
+
+    columns: texts and times after the count. auto_refresh: a thread draws the bar; otherwise it is
+    drawn only when it changes, so that drawing does not disturb a measurement
+    """
+
+    def __init__(
+        self, console: rich.console.Console, total: int, *columns: str | ProgressColumn,
+        shown: bool = True, auto_refresh: bool = True,
+    ) -> None:  # fmt: skip
+        self._progress: Progress | None = None
+        if shown and console.is_terminal:
+            from rich.progress import BarColumn, MofNCompleteColumn, Progress
+
+            self._progress = Progress(
+                "{task.description}", BarColumn(), MofNCompleteColumn(), *columns,
+                console=console, transient=True, auto_refresh=auto_refresh,
+            )  # fmt: skip
+            self._task = self._progress.add_task("", total=total)
+
+    def show(self, text: str) -> None:
+        """Shows the bar with this text before it."""
+        if self._progress is not None:
+            self._progress.start()
+            self._progress.update(self._task, description=text, refresh=True)
+
+    def advance(self) -> None:
+        if self._progress is not None:
+            self._progress.update(self._task, advance=1, refresh=True)
+
+    def close(self) -> None:
+        """Removes the bar until the next `show`."""
+        if self._progress is not None:
+            self._progress.stop()

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 SMOOTHING_SPAN = 0.03  # fraction of the run's steps
-_BLUE, _ORANGE, _GREY, _INK = "#2563eb", "#ea580c", "#94a3b8", "#1e293b"
+_BLUE, _ORANGE, _INK = "#2563eb", "#ea580c", "#1e293b"
 
 
 def plot_loss(run: RunMetrics, path: Path, *, title: str, subtitle: str) -> None:
@@ -118,27 +118,24 @@ def smoothed(values: Sequence[float], span: float = SMOOTHING_SPAN) -> list[floa
 
 def _canvas(title: str, subtitle: str, rows: int = 1) -> tuple[Figure, Axes, Axes]:
     """Returns a titled figure with its top and bottom axes, which share the token axis."""
-    # pyplot is not used, since it would choose a window system and keep every figure alive.
-    from matplotlib.figure import Figure
     from matplotlib.ticker import EngFormatter
 
-    figure = Figure(figsize=(9.6, 5.4), dpi=150, facecolor="white")
+    from axonn_ext.terminal.charts import FADED, blank_figure, draw_frame  # ranks do not need it
+
+    figure = blank_figure(9.6, 5.4)
     ratios = [3, 1] if rows == 2 else [1]
     places = figure.add_gridspec(rows, 1, height_ratios=ratios, hspace=0.12,
                                  left=0.1, right=0.95, top=0.84, bottom=0.11)  # fmt: skip
     for row in range(rows):
         axes = figure.add_subplot(places[row], sharex=figure.axes[0] if row else None)
-        axes.spines[["top", "right"]].set_visible(False)
-        axes.spines[["left", "bottom"]].set_color(_GREY)
-        axes.grid(axis="y", color=_GREY, alpha=0.25, linewidth=0.8)
-        axes.tick_params(colors=_INK, length=0)
+        draw_frame(axes)
         axes.xaxis.set_major_formatter(EngFormatter(sep=" "))
         axes.margins(x=0.01)
     top, bottom = figure.axes[0], figure.axes[-1]
     top.set_ylabel("loss (nats per token)", color=_INK)
     bottom.set_xlabel("tokens", color=_INK)
     figure.text(0.1, 0.935, title, fontsize=15, fontweight="bold", color=_INK)
-    figure.text(0.1, 0.885, subtitle, fontsize=10, color="#64748b")
+    figure.text(0.1, 0.885, subtitle, fontsize=10, color=FADED)
     return figure, top, bottom
 
 

@@ -1,15 +1,16 @@
-"""Tables of commands on a narrow terminal, or in a pipe, where rich assumes 80 columns."""
+"""Tables and bars of commands on a narrow terminal, or in a pipe, where rich assumes 80 columns."""
 
 from __future__ import annotations
 
 import io
+from contextlib import closing
 
 import pytest
 from rich.console import Console
 
 from axonn_ext.bench.train import report
 from axonn_ext.bench.train.plan import SINGLE, MemoryUse, Row
-from axonn_ext.terminal.console import plain_table, print_table
+from axonn_ext.terminal.console import Bar, plain_table, print_table
 
 
 @pytest.mark.parametrize("columns", [20, 80, 400])
@@ -43,3 +44,15 @@ def test_bench_train_shows_whole_numbers_in_a_pipe() -> None:
         "1.00", "92,900 MiB", "12,900 MiB", "1e-07",
     ):  # fmt: skip
         assert cell in line
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_a_bar_is_drawn_only_on_a_terminal(terminal: bool) -> None:
+    file = io.StringIO()
+    with closing(Bar(Console(file=file, force_terminal=terminal, width=80), 2)) as bar:
+        bar.show("first")
+        bar.advance()
+        bar.show("second")
+    shown = file.getvalue()
+    assert bool(shown) == terminal
+    assert all(text in shown for text in ("first", "second", "1/2")) == terminal

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from axonn_ext.bench import charts
 from axonn_ext.bench.benchmark import number
-from axonn_ext.bench.charts import BLUE, GREEN, GREY, INK, ORANGE, RED
 from axonn_ext.bench.output import noisy, print_titled, style_of
 from axonn_ext.bench.pipeline.plan import TORCH
 from axonn_ext.bench.pipeline.results import STAGES, Row, lines_of
 from axonn_ext.spec.grid import GridShape
+from axonn_ext.terminal import charts
+from axonn_ext.terminal.charts import BLUE, GREEN, GREY, INK, ORANGE, RED
 from axonn_ext.terminal.console import Console, say
 
 if TYPE_CHECKING:

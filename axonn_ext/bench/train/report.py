@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from axonn_ext.bench import charts
 from axonn_ext.bench.benchmark import number
 from axonn_ext.bench.output import noisy
 from axonn_ext.bench.train.plan import FIXED, OURS, SINGLE, WEAK, Row
+from axonn_ext.terminal import charts
 from axonn_ext.terminal.console import new_table, print_table, say
 
 if TYPE_CHECKING:

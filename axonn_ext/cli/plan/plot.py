@@ -17,8 +17,8 @@ from axonn_ext.planner.simulation.events import COMPUTE, Event, Timeline
 from axonn_ext.planner.simulation.pipelines import AFTER
 from axonn_ext.planner.uncertainty import RANGE
 from axonn_ext.spec.grid import COMMUNICATING
+from axonn_ext.terminal.charts import FADED, GREY, INK, blank_figure, draw_frame
 
-# pyplot is not used below, since it would choose a window system and keep every figure alive.
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 _AXIS_COLORS = {"x": "#ea580c", "y": "#ca8a04", "z": "#16a34a", "data": "#9333ea",
                 "pipe": "#be123c"}  # fmt: skip
 _FORWARD, _BACKWARD, _WEIGHT, _OPTIMIZER = "#2563eb", "#1e40af", "#0891b2", "#64748b"
-_GREY, _INK, _SOFT = "#94a3b8", "#1e293b", "#64748b"
 _PLANNED = "#16a34a"  # the planner's proposal next to what others ran
 _ZOOM_EVENTS = 40  # events of the compute stream in the lower part of a timeline
 _BAR_INCHES = 0.42
@@ -37,12 +36,10 @@ def plot_plan(result: Plan, others: Sequence[tuple[str, Estimate]], path: Path) 
 
     others: names and configurations to draw below those of the plan.
     """
-    from matplotlib.figure import Figure
-
     named = [*(("", e) for e in result.configs), *others]
     configs = [estimate for _, estimate in named]
     height = 1.9 + _BAR_INCHES * len(configs)
-    figure = Figure(figsize=(11.0, height), dpi=150, facecolor="white")
+    figure = blank_figure(11.0, height)
     axes = figure.add_axes((0.34, 0.55 / height, 0.54, 1 - 1.75 / height))
     for place, estimate in enumerate(configs):
         _draw_bar(axes, place, estimate)
@@ -53,11 +50,11 @@ def plot_plan(result: Plan, others: Sequence[tuple[str, Estimate]], path: Path) 
     axes.set_yticks(range(len(configs)), labels, fontsize=7)
     axes.set_ylim(len(configs) - 0.4, -0.6)
     axes.set_xlim(0, 1.16 * max(e.step_time_s for e in configs))
-    axes.set_xlabel("seconds of a step", color=_INK, fontsize=9)
-    _plain(axes, "x")
+    axes.set_xlabel("seconds of a step", color=INK, fontsize=9)
+    draw_frame(axes, "x")
     figure.legend(*axes.get_legend_handles_labels(), loc="upper left", frameon=False, ncols=7,
                   bbox_to_anchor=(0.03, 1 - 0.8 / height), borderaxespad=0, fontsize=8.5,
-                  labelcolor=_INK)  # fmt: skip
+                  labelcolor=INK)  # fmt: skip
     _title(figure, "Predicted step", describe(result.request))
     figure.savefig(path)
 
@@ -75,7 +72,7 @@ def _draw_bar(axes: Axes, place: int, estimate: Estimate) -> None:
         begin += seconds
     text = f"{duration(estimate.step_time_s)}, {100 * estimate.peak_fraction:.1f} %"
     axes.annotate(text, (begin, place), xytext=(4, 0), textcoords="offset points", va="center",
-                  fontsize=8, color=_INK)  # fmt: skip
+                  fontsize=8, color=INK)  # fmt: skip
 
 
 def plot_timeline(step: Timeline, path: Path, *, title: str) -> None:
@@ -83,12 +80,11 @@ def plot_timeline(step: Timeline, path: Path, *, title: str) -> None:
 
     The part is from the last micro-batch's backward; in a pipeline, from the first stage's step.
     """
-    from matplotlib.figure import Figure
     from matplotlib.patches import Patch
 
     streams = step.streams
     height = 2.2 + 0.7 * len(streams)
-    figure = Figure(figsize=(12.0, height), dpi=150, facecolor="white")
+    figure = blank_figure(12.0, height)
     panel = (height - 2.3) / 2 / height
     whole = figure.add_axes((0.08, 1 - 1.05 / height - panel, 0.89, panel))
     part = figure.add_axes((0.08, 0.5 / height, 0.89, panel))
@@ -100,17 +96,17 @@ def plot_timeline(step: Timeline, path: Path, *, title: str) -> None:
         axes.set_xlim(left * 1e3, right * 1e3)
         axes.set_ylim(len(streams) - 0.5, -0.5)
         axes.set_yticks(range(len(streams)), streams)
-        _plain(axes, "x")
-    part.set_xlabel("milliseconds", color=_INK, fontsize=9)
-    whole.axvspan(begin * 1e3, end * 1e3, color=_GREY, alpha=0.35, linewidth=0)
-    whole.set_xlabel("milliseconds; the shaded part is below", color=_INK, fontsize=9)
+        draw_frame(axes, "x")
+    part.set_xlabel("milliseconds", color=INK, fontsize=9)
+    whole.axvspan(begin * 1e3, end * 1e3, color=GREY, alpha=0.35, linewidth=0)
+    whole.set_xlabel("milliseconds; the shaded part is below", color=INK, fontsize=9)
     handles = [Patch(color=_FORWARD, label="forward"), Patch(color=_BACKWARD, label="backward")]
     if any(event.name.endswith("weight") for event in step.events):
         handles.append(Patch(color=_WEIGHT, label="weight gradients"))
     axes_used = [axis for axis in streams if axis in _AXIS_COLORS]
     handles += [Patch(color=_AXIS_COLORS[axis], label=f"axis {axis}") for axis in axes_used]
     figure.legend(handles=handles, loc="upper right", frameon=False, ncols=len(handles),
-                  bbox_to_anchor=(0.97, 1 - 0.55 / height), labelcolor=_INK, fontsize=8.5,
+                  bbox_to_anchor=(0.97, 1 - 0.55 / height), labelcolor=INK, fontsize=8.5,
                   borderaxespad=0)  # fmt: skip
     waits = ", ".join(f"{axis} {duration(s)}" for axis, s in step.exposed_s.items() if s > 0)
     exposed = f"waiting for {waits}" if waits else "no waiting"
@@ -159,9 +155,7 @@ def plot_sweep(
     kind: one of sweep.SWEEPS. The models of a series differ, so their speed is shown in flop/s; in
     other sweeps, in tokens/s. The line is drawn if the number of GPUs changes.
     """
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(9.6, 4.8), dpi=150, facecolor="white")
+    figure = blank_figure(9.6, 4.8)
     speed = figure.add_axes((0.09, 0.13, 0.38, 0.66))
     peak = figure.add_axes((0.58, 0.13, 0.38, 0.66))
     numbers = [number for number, _ in points]
@@ -170,19 +164,19 @@ def plot_sweep(
         speeds, unit = [_flops(e, machine) / 1e15 for _, e in points], "model Pflop/s"
     if kind not in ("seq", "batch"):
         linear = [speeds[0] / numbers[0] * n for n in numbers]
-        speed.plot(numbers, linear, "--", color=_GREY, linewidth=1.3, label="linear")
+        speed.plot(numbers, linear, "--", color=GREY, linewidth=1.3, label="linear")
     speed.plot(numbers, speeds, color=_FORWARD, marker="o", linewidth=2, label="predicted")
     speed.set_yscale("log")
-    speed.legend(frameon=False, labelcolor=_INK)
-    speed.set_ylabel(unit, color=_INK)
+    speed.legend(frameon=False, labelcolor=INK)
+    speed.set_ylabel(unit, color=INK)
     _plot_peak(peak, points)
     label = {"seq": "tokens of a sequence", "batch": "sequences of a step"}.get(kind, "GPUs")
     for axes in (speed, peak):
         axes.set_xscale("log", base=2)
         axes.set_xticks(numbers, [f"{n:,}" for n in numbers], fontsize=7, rotation=30)
         axes.minorticks_off()
-        axes.set_xlabel(label, color=_INK)
-        _plain(axes, "y")
+        axes.set_xlabel(label, color=INK)
+        draw_frame(axes)
     _title(figure, title, subtitle)
     figure.savefig(path)
 
@@ -201,12 +195,12 @@ def _plot_peak(axes: Axes, points: Sequence[tuple[int, Estimate]]) -> None:
                       color=_FORWARD, alpha=0.12, linewidth=0,
                       label="8 in 10 published runs")  # fmt: skip
     axes.plot(numbers, percents, color=_FORWARD, marker="o", linewidth=2)
-    axes.legend(frameon=False, labelcolor=_INK, loc="lower left", fontsize=8)
+    axes.legend(frameon=False, labelcolor=INK, loc="lower left", fontsize=8)
     for number, percent in zip(numbers, percents, strict=True):
         axes.annotate(f"{percent:.0f}", (number, percent), xytext=(0, 8), ha="center",
-                      textcoords="offset points", fontsize=8, color=_INK)  # fmt: skip
+                      textcoords="offset points", fontsize=8, color=INK)  # fmt: skip
     axes.set_ylim(0, max(percents) / low * 1.1)
-    axes.set_ylabel("% of peak (causal attention)", color=_INK)
+    axes.set_ylabel("% of peak (causal attention)", color=INK)
 
 
 def plot_study(study: Study, told: Sequence[Told], path: Path, *, error: float) -> None:
@@ -214,18 +208,16 @@ def plot_study(study: Study, told: Sequence[Told], path: Path, *, error: float) 
 
     Dark bands are a network that is 20 % slower and faster; light ones add a share `error`.
     """
-    from matplotlib.figure import Figure
-
     machines = list(dict.fromkeys(t.row.case.machine for t in told))
-    figure = Figure(figsize=(4.0 * len(machines), 4.6), dpi=150, facecolor="white")
+    figure = blank_figure(4.0 * len(machines), 4.6)
     width = 0.94 / len(machines)
     for number, machine in enumerate(machines):
         axes = figure.add_axes((0.06 + number * width, 0.16, width - 0.04, 0.56))
         _draw_machine(axes, [t for t in told if t.row.case.machine == machine], error)
-        axes.set_title(machine, color=_INK, fontsize=10)
-    figure.axes[0].set_ylabel("% of peak", color=_INK)
+        axes.set_title(machine, color=INK, fontsize=10)
+    figure.axes[0].set_ylabel("% of peak", color=INK)
     figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="upper left", frameon=False,
-                  ncols=3, bbox_to_anchor=(0.05, 0.855), borderaxespad=0, labelcolor=_INK,
+                  ncols=3, bbox_to_anchor=(0.05, 0.855), borderaxespad=0, labelcolor=INK,
                   fontsize=8.5)  # fmt: skip
     _title(
         figure, study.title,
@@ -245,13 +237,13 @@ def _draw_machine(axes: Axes, told: Sequence[Told], error: float) -> None:
         for figure in t.row.figures
         if figure.kind == "share_of_peak" and figure.reported is not None
     ]
-    axes.plot(*zip(*reported, strict=True), linestyle="", marker="D", color=_INK, label="reported")
+    axes.plot(*zip(*reported, strict=True), linestyle="", marker="D", color=INK, label="reported")
     axes.set_xscale("log", base=2)
     axes.set_xticks(gpus, [f"{n:,}" for n in gpus], fontsize=7, rotation=30)
     axes.minorticks_off()
     axes.set_ylim(0, 100)
-    axes.set_xlabel("GPUs", color=_INK)
-    _plain(axes, "y")
+    axes.set_xlabel("GPUs", color=INK)
+    draw_frame(axes)
 
 
 def _draw_curve(
@@ -273,13 +265,5 @@ def _draw_curve(
 
 def _title(figure: Figure, title: str, subtitle: str) -> None:
     inches = figure.get_size_inches()[1]
-    figure.text(0.03, 1 - 0.35 / inches, title, fontsize=14, fontweight="bold", color=_INK)
-    figure.text(0.03, 1 - 0.6 / inches, subtitle, fontsize=8.5, color=_SOFT)
-
-
-def _plain(axes: Axes, lines: str) -> None:
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.spines[["left", "bottom"]].set_color(_GREY)
-    axes.grid(axis="x" if lines == "x" else "y", color=_GREY, alpha=0.25, linewidth=0.8)
-    axes.set_axisbelow(True)
-    axes.tick_params(colors=_INK, length=0)
+    figure.text(0.03, 1 - 0.35 / inches, title, fontsize=14, fontweight="bold", color=INK)
+    figure.text(0.03, 1 - 0.6 / inches, subtitle, fontsize=8.5, color=FADED)

@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from axonn_ext.terminal.charts import BLUE, FADED, INK, ORANGE, blank_figure, draw_frame
 from axonn_ext.train.memorization.report import describe
 from axonn_ext.train.memorization.results import ARMS, PLAIN, ArmResult
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-_GREY, _INK = "#94a3b8", "#1e293b"
-_COLORS = {PLAIN: "#ea580c", "goldfish": "#2563eb"}
+_COLORS = {PLAIN: ORANGE, "goldfish": BLUE}
 _NAMES = {PLAIN: "plain loss", "goldfish": "Goldfish loss"}
 _MARKERS = "osD^vPX*"
 _PALEST = 0.4  # fraction of full color, for the first of several models
@@ -27,29 +27,26 @@ def plot_arms(arms: Sequence[ArmResult], path: Path, *, title: str, subtitle: st
     exact match of the most often seen documents, and the final validation loss, both over the
     number of parameters. Bars are 95 % Wilson intervals.
     """
-    # pyplot is not used, since it would choose a window system and keep every figure alive.
-    from matplotlib.figure import Figure
-
     arms = sorted(arms, key=lambda arm: arm.parameters)  # keeps the order of each model's arms
     models = list(dict.fromkeys(arm.model for arm in arms))
     count = 2 if len(models) == 1 else 3
-    figure = Figure(figsize=(4.8 * count + 0.4, 4.8), dpi=150, facecolor="white")
+    figure = blank_figure(4.8 * count + 0.4, 4.8)
     panels = figure.subplots(1, count)
     figure.subplots_adjust(
         left=0.75 / (4.8 * count), right=0.98, top=0.78, bottom=0.13, wspace=0.26
     )
     for axes in panels:
-        _style(axes)
+        draw_frame(axes)
     _draw_repetitions(panels[0], arms, models)
     if len(models) == 1:
         _draw_validation(panels[-1], arms)
     else:
         _draw_sizes(panels[1], arms, models)
         _draw_final_validation(panels[-1], arms)
-    panels[0].legend(frameon=False, loc="upper left", labelcolor=_INK, fontsize=8.5)
+    panels[0].legend(frameon=False, loc="upper left", labelcolor=INK, fontsize=8.5)
     left = 0.75 / (4.8 * count)
-    figure.text(left, 0.93, title, fontsize=14, fontweight="bold", color=_INK)
-    figure.text(left, 0.865, subtitle, fontsize=9, color="#64748b")
+    figure.text(left, 0.93, title, fontsize=14, fontweight="bold", color=INK)
+    figure.text(left, 0.865, subtitle, fontsize=9, color=FADED)
     figure.savefig(path)
 
 
@@ -65,7 +62,7 @@ def _draw_repetitions(axes: Axes, arms: Sequence[ArmResult], models: Sequence[st
             label=_NAMES[arm.arm] + size,
         )  # fmt: skip
     axes.set_xticks(range(len(seen)), [f"{count}" for count in seen])
-    axes.set_xlabel("times that a document is seen", color=_INK)
+    axes.set_xlabel("times that a document is seen", color=INK)
     _shares_axis(axes, "documents whose end is repeated")
 
 
@@ -111,8 +108,8 @@ def _draw_validation(axes: Axes, arms: Sequence[ArmResult]) -> None:
             fontweight="bold", fontsize=9,
         )  # fmt: skip
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.set_xlabel("step", color=_INK)
-    axes.set_ylabel("validation loss (nats per token)", color=_INK)
+    axes.set_xlabel("step", color=INK)
+    axes.set_ylabel("validation loss (nats per token)", color=INK)
 
 
 def _draw_final_validation(axes: Axes, arms: Sequence[ArmResult]) -> None:
@@ -123,7 +120,7 @@ def _draw_final_validation(axes: Axes, arms: Sequence[ArmResult]) -> None:
             color=_COLORS[name], marker="o", linewidth=1.8,
         )  # fmt: skip
     _parameters_axis(axes, arms)
-    axes.set_ylabel("validation loss (nats per token)", color=_INK)
+    axes.set_ylabel("validation loss (nats per token)", color=INK)
 
 
 def _parameters_axis(axes: Axes, arms: Sequence[ArmResult]) -> None:
@@ -134,7 +131,7 @@ def _parameters_axis(axes: Axes, arms: Sequence[ArmResult]) -> None:
     axes.xaxis.set_minor_locator(NullLocator())
     axes.set_xticks(counts, [describe(count) for count in counts])
     axes.margins(x=0.1)
-    axes.set_xlabel("parameters", color=_INK)
+    axes.set_xlabel("parameters", color=INK)
 
 
 def _shares_axis(axes: Axes, label: str) -> None:
@@ -142,7 +139,7 @@ def _shares_axis(axes: Axes, label: str) -> None:
 
     axes.set_ylim(0, 1)
     axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
-    axes.set_ylabel(label, color=_INK)
+    axes.set_ylabel(label, color=INK)
 
 
 @dataclass(frozen=True)
@@ -160,11 +157,3 @@ class _Look:
         strength = 1.0 if len(models) == 1 else _PALEST + (1 - _PALEST) * number / (len(models) - 1)
         red, green, blue = (1 - strength * (1 - part) for part in to_rgb(_COLORS[arm.arm]))
         return cls((red, green, blue), _MARKERS[number % len(_MARKERS)])
-
-
-def _style(axes: Axes) -> None:
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.spines[["left", "bottom"]].set_color(_GREY)
-    axes.grid(axis="y", color=_GREY, alpha=0.25, linewidth=0.8)
-    axes.set_axisbelow(True)
-    axes.tick_params(colors=_INK, length=0)

@@ -1,9 +1,9 @@
-"""Figures, axes and bars that all benchmark charts share."""
+"""Figures, axes and bars that all charts share."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -13,16 +13,20 @@ GREY, INK, RED, FADED = "#94a3b8", "#1e293b", "#dc2626", "#64748b"
 BLUE, GREEN, ORANGE = "#2563eb", "#16a34a", "#ea580c"
 
 
+def blank_figure(width: float, height: float) -> Figure:
+    """Returns a white figure of that width and height in inches."""
+    # pyplot is not used, since it would choose a window system and keep every figure alive.
+    from matplotlib.figure import Figure
+
+    return Figure(figsize=(width, height), dpi=150, facecolor="white")
+
+
 def new_figure(size: tuple[float, float], title: str, *lines: str, left: float = 0.08) -> Figure:
     """Returns a figure of that width and height in inches, with a title and small lines below it.
 
     left: the left edge of the text, as a share of the width.
     """
-    # pyplot is not used, since it would choose a window system and keep every figure alive.
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=size, dpi=150, facecolor="white")
-    height = size[1]
+    figure, height = blank_figure(*size), size[1]
     figure.text(left, 1 - 0.3 / height, title, fontsize=14, fontweight="bold", color=INK)
     for place, line in enumerate(lines):
         figure.text(left, 1 - (0.53 + 0.2 * place) / height, line, fontsize=8.5, color=FADED)
@@ -31,14 +35,21 @@ def new_figure(size: tuple[float, float], title: str, *lines: str, left: float =
 
 def styled(axes: Axes, label: str = "", *, size: float = 10) -> Axes:
     """Returns the axes with a y label, if any, grid lines at its ticks, and half of the frame."""
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.spines[["left", "bottom"]].set_color(GREY)
+    draw_frame(axes, "y" if label else None)
     if label:
         axes.set_ylabel(label, color=INK)
-        axes.grid(axis="y", color=GREY, alpha=0.25, linewidth=0.8)
-        axes.set_axisbelow(True)
-    axes.tick_params(colors=INK, length=0, labelsize=size)
+    axes.tick_params(labelsize=size)
     return axes
+
+
+def draw_frame(axes: Axes, lines: Literal["x", "y"] | None = "y") -> None:
+    """Draws half of the frame, and grid lines below the data at the ticks of one axis, if any."""
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.spines[["left", "bottom"]].set_color(GREY)
+    if lines is not None:
+        axes.grid(axis=lines, color=GREY, alpha=0.25, linewidth=0.8)
+        axes.set_axisbelow(True)
+    axes.tick_params(colors=INK, length=0)
 
 
 def draw_bar(
