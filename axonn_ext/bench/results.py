@@ -173,9 +173,9 @@ class Comparison:
     def sentence(self) -> str:
         cases = f"{self.num_cases} case{'s' if self.num_cases > 1 else ''}"
         text = (
-            f"{self.op}: auto takes at most {self.worst_ratio:.3f} x the time of {self.against} "
-            f"({self.worst_case}; spread {self.worst_spread:.1%}), and is "
-            f"{self.mean_speedup:.3f} x as fast in the geometric mean of {cases}"
+            f"{self.op}: auto takes at most {self.worst_ratio:.3f} times as long as {self.against} "
+            f"({self.worst_case}; spread {self.worst_spread:.1%}); geometric mean of its speedups "
+            f"over {cases}: {self.mean_speedup:.3f}"
         )
         if not self.slower:
             return f"{text}; never slower by more than {self.tolerance:.0%}"

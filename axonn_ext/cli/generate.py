@@ -181,7 +181,7 @@ def _generate(args: argparse.Namespace, request: Request, here: Process) -> None
         if here.rank == 0:
             count = _show(request, steps, as_json=args.json)
             seconds = time.perf_counter() - began
-            rate = f"{count} tokens in {seconds:.1f} s, {count / seconds:.1f} a second"
+            rate = f"generated {count} token(s) in {seconds:.1f} s: {count / seconds:.1f} tokens/s"
             say(Console(stderr=True), rate)
         else:
             for _ in steps:

@@ -239,8 +239,8 @@ def _find_plain_text(name: str) -> list[Path]:
     files = find_text(name)
     if any(file.suffix == JSON_LINES for file in files):
         raise ValueError(
-            f"{name} has JSON lines, whose documents `axonn-ext tokenize --text {name}` finds: "
-            "train on what it writes"
+            f"{name} has JSON lines: train on what `axonn-ext tokenize --text {name}` writes, or, "
+            f"for prompts and chats, use `axonn-ext finetune --data {name}`"
         )
     return files
 

@@ -11,7 +11,7 @@ from pathlib import Path
 DEFAULT_TEXT_BYTES = 8_000_000
 _JSON_LINES = "JSON lines, in a file whose name ends in .jsonl"
 _OTHER_FORMATS = {
-    ".json": f"{_JSON_LINES}; Megatron's .json is that, under another name",
+    ".json": f"{_JSON_LINES} (Megatron's .json files only need that name)",
     **dict.fromkeys((".csv", ".tsv", ".parquet", ".arrow"), _JSON_LINES),
     **dict.fromkeys((".gz", ".bz2", ".xz", ".zst", ".zip", ".tar"), "what is packed in it"),
 }

@@ -13,9 +13,7 @@ def memory_problem(what: str, num_bytes: float, device: str) -> str:
     if num_bytes <= there:
         return ""
     kind = "the GPUs here have" if device == "cuda" else "this machine has"
-    return (
-        f"{what} needs at least {num_bytes / 1e9:,.1f} GB of memory, {kind} {there / 1e9:,.1f} GB"
-    )
+    return f"{what} needs at least {num_bytes / 1e9:,.1f} GB of memory, but {kind} {there / 1e9:,.1f} GB"
 
 
 def _device_bytes(device: str) -> int:

@@ -210,8 +210,8 @@ def test_a_disk_that_is_full_meanwhile(tmp_path: Path, capsys: Capture) -> None:
         (["tune", "--model", "gpt2-small", "--batch", "1000000000000"], "needs at least"),
         (["bench", "linear", "--threads", "3000000000"], "--threads: expected a whole number <="),
         (["bench", "linear", "--rounds", "9" * 400], "--rounds: expected a whole number <="),
-        (["bench", "ag-gemm", "--shapes", "1000000000000,8,8"], "GB of memory, this machine has"),
-        (["bench", "block", "--shapes", "2,2,1000000000000,2"], "GB of memory, this machine has"),
+        (["bench", "ag-gemm", "--shapes", "1000000000000,8,8"], "GB of memory, but this machine"),
+        (["bench", "block", "--shapes", "2,2,1000000000000,2"], "GB of memory, but this machine"),
         (["bench", "ag-gemm", "--world", "3000000000"], "--world: expected a whole number <= 1024"),
         (["bench", "linear", "--grid", "x=512,y=4"], "2048 processes, but at most 1024"),
         (["bench", "linear", "--grid", "x=" + "9" * 5000], "--grid x=9"),
@@ -244,7 +244,7 @@ def test_memory_is_checked_before_a_huge_model_is_made(
     arguments = ["train", "--nproc", "1", f"--{table}.{key}", "1000000000000"]
     folder = tmp_path / "run"
     error = refusal([*arguments, "--model.num_heads=1", "--out", str(folder)], capsys)
-    assert "needs at least" in error and "GB of memory, this machine has" in error
+    assert "needs at least" in error and "GB of memory, but this machine has" in error
     assert not folder.exists()
 
 
