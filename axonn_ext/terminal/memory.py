@@ -12,8 +12,9 @@ def memory_problem(what: str, num_bytes: float, device: str) -> str:
     there = _device_bytes(device)
     if num_bytes <= there:
         return ""
+    needs = f"{what} needs at least {num_bytes / 1e9:,.1f} GB of memory"
     kind = "the GPUs here have" if device == "cuda" else "this machine has"
-    return f"{what} needs at least {num_bytes / 1e9:,.1f} GB of memory, but {kind} {there / 1e9:,.1f} GB"
+    return f"{needs}, but {kind} {there / 1e9:,.1f} GB"
 
 
 def _device_bytes(device: str) -> int:

@@ -114,7 +114,7 @@ def test_text_for_a_tokenizer_is_utf8(tmp_path: Path, monkeypatch: pytest.Monkey
 @pytest.mark.parametrize(
     ("name", "reason"),
     [
-        ("a.json", r"JSON lines, .* ends in \.jsonl; \(Megatron's \.json files"),
+        ("a.json", r"JSON lines, .* ends in \.jsonl \(Megatron's \.json files"),
         ("a.jsonl.GZ", "what is packed in it"),
         ("a.zst", "what is packed in it"),
         ("a.parquet", "JSON lines, in a file"),
