@@ -8,8 +8,10 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from axonn_ext import GridShape, full_state_dict, global_mean, parallelize
+from axonn_ext.models.parallelize.agreement import SameInputs
 from axonn_ext.models.parallelize.dropout import _is_harmless
 from grids import grid_of, relative_error
 
@@ -311,6 +313,68 @@ def test_a_failed_check_is_an_error_on_every_rank(pool):
     zero, one = pool(2).run(failing)
     assert "RanksFailed: parallelize: rank 1 raised an error" in zero
     assert "RuntimeError: parallelize: the model on the grid fails: 'only here'" in one
+
+
+class Keywords(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(SIZE, SIZE)
+
+    def forward(self, rows: Tensor, mask: Tensor | None = None, **more: Any) -> Tensor:
+        y = self.linear(rows)
+        return y if mask is None else y * mask
+
+
+def rows_of_ranks(shape: GridShape) -> list[str]:
+    grid = grid_of(shape)
+    own, group = grid.rank, grid.part(("data", "z"))
+    same, other = (torch.full((2, SIZE), 1.0 + i, dtype=torch.float64) for i in (group, 9 + own))
+    batch = grid.shard(torch.arange(4.0 * SIZE).view(4, SIZE).double(), {0: ("data", "z")})
+    found = []
+    with FakeTensorMode():
+        fake = torch.empty(1 + own, SIZE)
+    for calls in (
+        [((same,), {}), ((other,), {})],  # only the first is compared
+        [((same,), {"mask": other})],
+        [((), {"rows": same, "batch": {"labels": other}})],
+        [((batch,), {"cache": [[other]]})],
+        [((other,), {})],
+    ):
+        model = made(Keywords)
+        parallelize(model, grid, verbose=False)
+        hook = next(h for h in model._forward_pre_hooks.values() if isinstance(h, SameInputs))
+        hook(model, (fake,), {})
+        hook(model, (fake.to("meta"),), {})
+        try:
+            for args, kwargs in calls:
+                model(*args, **kwargs)
+            found.append("")
+        except RuntimeError as error:
+            found.append(str(error))
+    model = made(Keywords)
+    parallelize(model, grid, verbose=False)
+    with torch.no_grad():
+        model(same)
+    try:
+        model(other)
+    except RuntimeError as error:
+        found.append(str(error))
+    return found
+
+
+def test_ranks_of_x_and_y_must_pass_the_same_rows(pool):
+    for shape, size in ((GridShape(x=2), 2), (GridShape(x=2, z=2), 4), (GridShape(x=2, y=2), 4)):
+        for rank, found in enumerate(pool(size).run(rows_of_ranks, shape)):
+            later, mask, batch, split, rows, after_evaluation = found
+            assert not later and not split
+            axes = " and ".join(f"{a}=2" for a in "xy" if getattr(shape, a) > 1)
+            part = f"part {rank // 2 + 1} of 2 of the batch" if shape.z == 2 else "the whole batch"
+            for text, name in (
+                (mask, "mask"), (batch, "batch.labels"), (rows, "rows"), (after_evaluation, "rows"),
+            ):  # fmt: skip
+                assert f"parallelize: the argument {name} is float64 [2, 16] " in text
+                assert f"give all ranks of x and y ({axes}) the same rows" in text
+                assert f"rank {rank} takes {part}" in text
 
 
 def means() -> list[Any]:
