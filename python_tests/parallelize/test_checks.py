@@ -312,7 +312,61 @@ def failing() -> str:
 def test_a_failed_check_is_an_error_on_every_rank(pool):
     zero, one = pool(2).run(failing)
     assert "RanksFailed: parallelize: rank 1 raised an error" in zero
-    assert "RuntimeError: parallelize: the model on the grid fails: 'only here'" in one
+    assert "RuntimeError: parallelize: the model on the grid fails in the model (test_checks" in one
+    assert "KeyError: 'only here'\n" in one and "use auto_parallelize" in one
+
+
+class FusedAttention(nn.Module):
+    """nanoGPT's, whose fused projection is not known."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.c_attn, self.c_proj = nn.Linear(SIZE, 3 * SIZE), nn.Linear(SIZE, SIZE)
+        self.count = 4
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.c_attn(x).split(SIZE, dim=2)
+        shape = (*x.shape[:2], self.count, SIZE // self.count)
+        q, k, v = (t.view(shape).transpose(1, 2) for t in (q, k, v))
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return self.c_proj(y.transpose(1, 2).reshape(x.shape))
+
+
+class Fused(nn.Module):
+    def __init__(self, layers: int) -> None:
+        super().__init__()
+        self.head = nn.Linear(SIZE, 8)
+        self.norms = nn.ModuleList(nn.LayerNorm(SIZE) for _ in range(layers))
+        self.layers = nn.ModuleList(FusedAttention() for _ in range(layers))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for norm, layer in zip(self.norms, self.layers, strict=True):
+            x = x + layer(norm(x))
+        return self.head(x)
+
+
+def fused(shape: GridShape) -> list[Any]:
+    found: list[Any] = []
+    x = torch.randn(2, 3, SIZE, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    for layers in (1, 2):
+        make = lambda layers=layers: Fused(layers)  # noqa: E731
+        message = outcome(make, shape)
+        model, plain = made(make), made(make)
+        plan = eval(message.partition(" plan=")[2].partition(", or use")[0], {"model": model})
+        parallelize(model, grid_of(shape), plan, verbose=False)
+        found.append((message, sorted(plan), relative_error(model(x), plain(x))))
+    return found
+
+
+def test_a_fused_projection_gets_a_plan_that_works(pool):
+    for shape in (GridShape(x=2), GridShape(y=2)):
+        for one, two in pool(2).run(fused, shape):
+            for message, plan, error in (one, two):
+                assert "the model on the grid fails in layers.0 (test_checks.py:" in message
+                assert "the code of layers.0 (FusedAttention) works across" in message
+                assert "use auto_parallelize" in message and error < 1e-12
+                assert plan == ["layers.0", "layers.1"][: len(plan)]
+            assert 'plan={"layers.0": "plain"}' in one[0] and len(two[1]) == 2
 
 
 class Keywords(nn.Module):

@@ -98,7 +98,7 @@ def parallelize(
             facts["the plan"] = str(made)
         Placing(module, units, flow, grid).place()
         with agreement(what="parallelize"):
-            check_outputs(call, units, flow, grid)
+            check_outputs(module, call, units, flow, grid)
     module.register_forward_pre_hook(SameInputs(grid), with_kwargs=True)
     if verbose and grid.rank == 0:
         print(made)
