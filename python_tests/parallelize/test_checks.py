@@ -8,8 +8,10 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from axonn_ext import GridShape, full_state_dict, global_mean, parallelize
+from axonn_ext.models.parallelize.agreement import SameInputs
 from axonn_ext.models.parallelize.dropout import _is_harmless
 from grids import grid_of, relative_error
 
@@ -310,7 +312,123 @@ def failing() -> str:
 def test_a_failed_check_is_an_error_on_every_rank(pool):
     zero, one = pool(2).run(failing)
     assert "RanksFailed: parallelize: rank 1 raised an error" in zero
-    assert "RuntimeError: parallelize: the model on the grid fails: 'only here'" in one
+    assert "RuntimeError: parallelize: the model on the grid fails in the model (test_checks" in one
+    assert "KeyError: 'only here'\n" in one and "use auto_parallelize" in one
+
+
+class FusedAttention(nn.Module):
+    """nanoGPT's, whose fused projection is not known."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.c_attn, self.c_proj = nn.Linear(SIZE, 3 * SIZE), nn.Linear(SIZE, SIZE)
+        self.count = 4
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.c_attn(x).split(SIZE, dim=2)
+        shape = (*x.shape[:2], self.count, SIZE // self.count)
+        q, k, v = (t.view(shape).transpose(1, 2) for t in (q, k, v))
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return self.c_proj(y.transpose(1, 2).reshape(x.shape))
+
+
+class Fused(nn.Module):
+    def __init__(self, layers: int) -> None:
+        super().__init__()
+        self.head = nn.Linear(SIZE, 8)
+        self.norms = nn.ModuleList(nn.LayerNorm(SIZE) for _ in range(layers))
+        self.layers = nn.ModuleList(FusedAttention() for _ in range(layers))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for norm, layer in zip(self.norms, self.layers, strict=True):
+            x = x + layer(norm(x))
+        return self.head(x)
+
+
+def fused(shape: GridShape) -> list[Any]:
+    found: list[Any] = []
+    x = torch.randn(2, 3, SIZE, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    for layers in (1, 2):
+        make = lambda layers=layers: Fused(layers)  # noqa: E731
+        message = outcome(make, shape)
+        model, plain = made(make), made(make)
+        plan = eval(message.partition(" plan=")[2].partition(", or use")[0], {"model": model})
+        parallelize(model, grid_of(shape), plan, verbose=False)
+        found.append((message, sorted(plan), relative_error(model(x), plain(x))))
+    return found
+
+
+def test_a_fused_projection_gets_a_plan_that_works(pool):
+    for shape in (GridShape(x=2), GridShape(y=2)):
+        for one, two in pool(2).run(fused, shape):
+            for message, plan, error in (one, two):
+                assert "the model on the grid fails in layers.0 (test_checks.py:" in message
+                assert "the code of layers.0 (FusedAttention) works across" in message
+                assert "use auto_parallelize" in message and error < 1e-12
+                assert plan == ["layers.0", "layers.1"][: len(plan)]
+            assert 'plan={"layers.0": "plain"}' in one[0] and len(two[1]) == 2
+
+
+class Keywords(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(SIZE, SIZE)
+
+    def forward(self, rows: Tensor, mask: Tensor | None = None, **more: Any) -> Tensor:
+        y = self.linear(rows)
+        return y if mask is None else y * mask
+
+
+def rows_of_ranks(shape: GridShape) -> list[str]:
+    grid = grid_of(shape)
+    own, group = grid.rank, grid.part(("data", "z"))
+    same, other = (torch.full((2, SIZE), 1.0 + i, dtype=torch.float64) for i in (group, 9 + own))
+    batch = grid.shard(torch.arange(4.0 * SIZE).view(4, SIZE).double(), {0: ("data", "z")})
+    found = []
+    with FakeTensorMode():
+        fake = torch.empty(1 + own, SIZE)
+    for calls in (
+        [((same,), {}), ((other,), {})],  # only the first is compared
+        [((same,), {"mask": other})],
+        [((), {"rows": same, "batch": {"labels": other}})],
+        [((batch,), {"cache": [[other]]})],
+        [((other,), {})],
+    ):
+        model = made(Keywords)
+        parallelize(model, grid, verbose=False)
+        hook = next(h for h in model._forward_pre_hooks.values() if isinstance(h, SameInputs))
+        hook(model, (fake,), {})
+        hook(model, (fake.to("meta"),), {})
+        try:
+            for args, kwargs in calls:
+                model(*args, **kwargs)
+            found.append("")
+        except RuntimeError as error:
+            found.append(str(error))
+    model = made(Keywords)
+    parallelize(model, grid, verbose=False)
+    with torch.no_grad():
+        model(same)
+    try:
+        model(other)
+    except RuntimeError as error:
+        found.append(str(error))
+    return found
+
+
+def test_ranks_of_x_and_y_must_pass_the_same_rows(pool):
+    for shape, size in ((GridShape(x=2), 2), (GridShape(x=2, z=2), 4), (GridShape(x=2, y=2), 4)):
+        for rank, found in enumerate(pool(size).run(rows_of_ranks, shape)):
+            later, mask, batch, split, rows, after_evaluation = found
+            assert not later and not split
+            axes = " and ".join(f"{a}=2" for a in "xy" if getattr(shape, a) > 1)
+            part = f"part {rank // 2 + 1} of 2 of the batch" if shape.z == 2 else "the whole batch"
+            for text, name in (
+                (mask, "mask"), (batch, "batch.labels"), (rows, "rows"), (after_evaluation, "rows"),
+            ):  # fmt: skip
+                assert f"parallelize: the argument {name} is float64 [2, 16] " in text
+                assert f"give all ranks of x and y ({axes}) the same rows" in text
+                assert f"rank {rank} takes {part}" in text
 
 
 def means() -> list[Any]:

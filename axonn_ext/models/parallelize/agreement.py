@@ -1,14 +1,19 @@
-"""Checks before a model is split that all ranks have equal calls, modules and values."""
+"""Checks that ranks have equal calls, modules and values, also in a split model's first call."""
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 
-from torch import nn
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
 
+from axonn_ext.models.parallelize.results import shown, tensors_of
 from axonn_ext.models.parallelize.same import text_of
 from axonn_ext.ranks import meeting
+from axonn_ext.ranks.grid import Grid
 
 Named = Sequence[tuple[str, nn.Parameter]]
 
@@ -30,23 +35,83 @@ def agree_on_parameters(parameters: Named, *, what: str) -> None:
         ) from None
 
 
+class SameInputs:
+    """A forward pre-hook of a model that raises RuntimeError if ranks of x and y pass other rows.
+
+    It compares tensor arguments in the first call, and in the first with or without gradients if
+    that is a later one. It then copies them to the host. It ignores meta and fake tensors, and
+    calls that torch.compile traces. Collectives: none; digests go through the c10d store.
+    """
+
+    def __init__(self, grid: Grid) -> None:
+        self.grid = grid
+        self._checked: set[bool] = set()
+
+    def __call__(
+        self, module: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]
+    ) -> None:
+        if torch.compiler.is_compiling() or torch.is_grad_enabled() in self._checked:
+            return
+        tensors = _arguments(module, args, kwargs)
+        if any(tensor.is_meta or isinstance(tensor, FakeTensor) for tensor in tensors.values()):
+            return
+        self._checked.add(torch.is_grad_enabled())
+        grid = self.grid
+        first, count = grid.rank - grid.part(("y", "x")), grid.num_parts(("y", "x"))
+        if count == 1:
+            return
+        try:
+            with agreement(what="parallelize", ranks=range(first, first + count)) as facts:
+                facts |= {
+                    f"the argument {name}": text_of("parallelize", name, tensor)
+                    for name, tensor in tensors.items()
+                }
+        except meeting.RanksDiffer as error:
+            raise RuntimeError(f"{error}\n{self._advice()}") from None
+
+    def _advice(self) -> str:
+        axes = " and ".join(f"{a}={self.grid.size(a)}" for a in "xy" if self.grid.size(a) > 1)
+        groups = ("data", "z")
+        part, parts = self.grid.part(groups), self.grid.num_parts(groups)
+        own = f"part {part + 1} of {parts} of the batch" if parts > 1 else "the whole batch"
+        return (
+            f"give all ranks of x and y ({axes}) the same rows, unlike with "
+            f"DistributedDataParallel: rank {self.grid.rank} takes {own}, "
+            'grid.shard(batch, {0: ("data", "z")})'
+        )
+
+
+def _arguments(
+    module: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]
+) -> dict[str, Tensor]:
+    """Returns the tensor arguments of forward by name, with those directly in an argument.
+
+    Tensors further inside may be keys and values of an earlier call, which are split by heads.
+    """
+    names = [*inspect.signature(module.forward).parameters][: len(args)]
+    names += [str(i) for i in range(len(names), len(args))]
+    found = tensors_of(dict(zip(names, args, strict=True)) | kwargs)
+    return {shown(key): tensor for key, tensor in found.items() if len(key) <= 2}
+
+
 @contextmanager
-def agreement(*, what: str) -> Iterator[dict[str, str]]:
+def agreement(*, what: str, ranks: Sequence[int] | None = None) -> Iterator[dict[str, str]]:
     """Yields a dict; raises RuntimeError at the end of the block unless it is equal on all ranks.
 
     The block adds the values that must be equal. If it raises on one rank, all others raise, too.
-    Collectives: none; a digest is exchanged through the c10d store.
+    ranks: the calling ranks, default all. Collectives: none; a digest is exchanged through the c10d
+    store.
     """
     facts: dict[str, str] = {}
     try:
         yield facts
     except Exception:
-        report_failure(what=what)
+        report_failure(what=what, ranks=ranks)
         raise
-    meeting.same_in_world(facts, what=what)
+    meeting.same_in_world(facts, what=what, ranks=ranks)
 
 
-def report_failure(*, what: str) -> None:
+def report_failure(*, what: str, ranks: Sequence[int] | None = None) -> None:
     """Makes the other ranks raise, which wait in this caller's comparison."""
     with suppress(Exception):  # this rank's own error matters more
-        meeting.same_in_world(None, what=what)
+        meeting.same_in_world(None, what=what, ranks=ranks)

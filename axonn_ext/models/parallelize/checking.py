@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Callable, Mapping
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -16,34 +18,71 @@ from axonn_ext.ranks.grid import Grid
 
 @torch.no_grad()
 def check_outputs(
-    call: Callable[[], object], units: Mapping[str, Unit], flow: Flow, grid: Grid
+    model: nn.Module, call: Callable[[], object], units: Mapping[str, Unit], flow: Flow, grid: Grid
 ) -> None:
     """Raises RuntimeError if the inputs of units, or the model's outputs, have changed.
 
     Collectives: those of a forward pass.
     """
-    hint = (
-        'some code between the modules works across features; let the plan make it "plain". The '
-        "model is unusable now"
-    )
-    arrivals = _Arrivals(units, flow, grid, hint)
+    containers = _containers(model, units)
+    arrivals = _Arrivals(units, flow, grid, containers)
     try:
         output = arrivals.run(call)
     except Exception as failure:  # it is third-party code
+        name, line = _origin(failure, containers)
         raise RuntimeError(
-            f"parallelize: the model on the grid fails: {failure}; {hint}"
-        ) from failure
+            f"parallelize: the model on the grid fails in {name or 'the model'} ({line}): "
+            f"{type(failure).__name__}: {failure}\n{_advice(name, containers)}"
+        ) from (None if line else failure)
     if arrivals.problems:
         raise RuntimeError(arrivals.problems[0])
-    found = tensors_of(output)
+    found, hint = tensors_of(output), _advice("", containers)
     for key, expected in flow.outputs.items():
         if expected.layout != "whole" and not expected.is_features:
             continue
         if key not in found:
-            raise RuntimeError(f"parallelize: output {shown(key)} is missing on the grid; {hint}")
+            raise RuntimeError(f"parallelize: output {shown(key)} is missing on the grid\n{hint}")
         problem = _difference(found[key], expected.tensor)
         if problem:
-            raise RuntimeError(f"parallelize: output {shown(key)} {problem}; {hint}")
+            raise RuntimeError(f"parallelize: output {shown(key)} {problem}\n{hint}")
+
+
+def _containers(model: nn.Module, units: Mapping[str, Unit]) -> dict[str, nn.Module]:
+    """Returns the modules around units, by name. The plan can make them "plain"."""
+    inside = {id(module) for unit in units.values() for module in unit.module.modules()}
+    return {
+        name: module
+        for name, module in model.named_modules()
+        if id(module) not in inside and any(True for _ in module.parameters())
+    }
+
+
+def _origin(failure: Exception, containers: Mapping[str, nn.Module]) -> tuple[str, str]:
+    """Returns the innermost container in whose method the failure happened, and the line there."""
+    names = {id(module): name for name, module in containers.items()}
+    for frame, line in reversed([*traceback.walk_tb(failure.__traceback__)]):
+        owner = frame.f_locals.get(next(iter(frame.f_code.co_varnames), ""))
+        if id(owner) in names:
+            return names[id(owner)], f"{Path(frame.f_code.co_filename).name}:{line}"
+    return "", ""
+
+
+def _advice(name: str, containers: Mapping[str, nn.Module]) -> str:
+    """Returns what to do about code across features in the container of this name; "": unknown."""
+    text = 'some code between the modules works across features; let the plan make it "plain"'
+    if name:
+        kind = type(containers[name]).__name__
+        plan = f'{{"{name}": "plain"}}'
+        if sum(type(module).__name__ == kind for module in containers.values()) > 1:
+            plan = (
+                '{name: "plain" for name, module in model.named_modules() '
+                f'if type(module).__name__ == "{kind}"}}'
+            )
+        text = f"the code of {name} ({kind}) works across features; make it plain by plan={plan}"
+    return (
+        f"{text}, or use auto_parallelize, which splits the Linears of any code. The model is "
+        "unusable now"
+    )
 
 
 class _Arrivals:
@@ -52,8 +91,14 @@ class _Arrivals:
     The pass continues after a difference, since other ranks may have none and wait for this one.
     """
 
-    def __init__(self, units: Mapping[str, Unit], flow: Flow, grid: Grid, hint: str) -> None:
-        self.units, self.flow, self.grid, self.hint = units, flow, grid, hint
+    def __init__(
+        self,
+        units: Mapping[str, Unit],
+        flow: Flow,
+        grid: Grid,
+        containers: Mapping[str, nn.Module],
+    ) -> None:
+        self.units, self.flow, self.grid, self.containers = units, flow, grid, containers
         self.problems: list[str] = []
         self._depth = 0  # nesting depth of units in the pass, as in the trace
 
@@ -75,6 +120,9 @@ class _Arrivals:
         plain = unit.name in self.flow.problems
         reads = "whole" if plain else READS.get(self.flow.kinds[unit.name], "")
         split = -2 if unit.family == "head_norm" else -1  # heads, or features
+        parent = unit.name.rpartition(".")[0]
+        while parent and parent not in self.containers:
+            parent = parent.rpartition(".")[0]
 
         def hook(module: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
             self._depth += 1
@@ -89,8 +137,8 @@ class _Arrivals:
                 problem = _difference(got, want) if isinstance(got, Tensor) else "is missing"
                 if problem:
                     self.problems.append(
-                        f"parallelize: the input of {unit.name} ({unit.what}) {problem}; "
-                        f"{self.hint}"
+                        f"parallelize: the input of {unit.name} ({unit.what}) {problem}\n"
+                        f"{_advice(parent, self.containers)}"
                     )
 
         return hook

@@ -7,7 +7,7 @@ from typing import TypeVar
 
 from torch import nn
 
-from axonn_ext.models.parallelize.agreement import agree_on_parameters, agreement
+from axonn_ext.models.parallelize.agreement import SameInputs, agree_on_parameters, agreement
 from axonn_ext.models.parallelize.checking import check_outputs
 from axonn_ext.models.parallelize.dropout import refuse_dropout, refuse_random
 from axonn_ext.models.parallelize.examples import (
@@ -66,7 +66,9 @@ def parallelize(
         leave_plain: modules that cannot be placed stay plain, with whole inputs and outputs.
         verbose: rank 0 prints the plan.
 
-    Collectives: those of one forward pass. Ranks compare values through the c10d store.
+    Collectives: those of one forward pass. Ranks compare values through the c10d store. In the
+    first call of the model, and the first with or without gradients, the ranks of x and y compare
+    the tensor arguments, and all of them raise RuntimeError if these differ.
 
     Raises, on every rank:
         TypeError: grid is not a Grid, or module not a module.
@@ -96,7 +98,8 @@ def parallelize(
             facts["the plan"] = str(made)
         Placing(module, units, flow, grid).place()
         with agreement(what="parallelize"):
-            check_outputs(call, units, flow, grid)
+            check_outputs(module, call, units, flow, grid)
+    module.register_forward_pre_hook(SameInputs(grid), with_kwargs=True)
     if verbose and grid.rank == 0:
         print(made)
     return made
