@@ -86,7 +86,7 @@ def test_auto_never_begins_anew_where_something_would_be_lost(tmp_path) -> None:
     assert (folder / "metrics.jsonl").read_text() == before
     assert CheckpointFolder(folder / "checkpoints").steps() == [4, 6]
     train_here(tmp_path / "other")
-    with pytest.raises(UserError, match="expected a new or empty folder"):
+    with pytest.raises(UserError, match="got a run without any checkpoint"):
         train_here(tmp_path / "other", **SAVES, checkpoint__resume="auto")
 
 
