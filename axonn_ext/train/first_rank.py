@@ -94,6 +94,8 @@ class User(Audience):
         self._summarise(tokens / self._seconds, _notes(trainer))
         if saved is not None:
             self._tell(_of_saved(saved))
+        elif not self._job.config.checkpoint.interval:
+            self._tell("no weights were saved: checkpoint.interval is 0")
 
     def _summarise(self, speed: float, notes: Sequence[str]) -> None:
         model, folder = self._job.model, self._folder

@@ -75,7 +75,7 @@ def test_what_cannot_be_resumed(tmp_path, whole) -> None:
             (tmp_path / "run").rmdir()
 
 
-def test_auto_never_begins_anew_where_something_would_be_lost(tmp_path) -> None:
+def test_auto_never_begins_anew_where_something_would_be_lost(tmp_path, capsys) -> None:
     folder = tmp_path / "run"
     train_here(folder, **SAVES)
     for step in (4, 6):
@@ -85,7 +85,9 @@ def test_auto_never_begins_anew_where_something_would_be_lost(tmp_path) -> None:
         train_here(folder, **SAVES, checkpoint__resume="auto")
     assert (folder / "metrics.jsonl").read_text() == before
     assert CheckpointFolder(folder / "checkpoints").steps() == [4, 6]
+    assert "no weights were saved" not in capsys.readouterr().out
     train_here(tmp_path / "other")
+    assert "no weights were saved: checkpoint.interval is 0\n" in capsys.readouterr().out
     with pytest.raises(UserError, match="got a run without any checkpoint"):
         train_here(tmp_path / "other", **SAVES, checkpoint__resume="auto")
 
