@@ -157,6 +157,7 @@ def _take_steps(run: Run, trainer: Trainer, grid: Grid, audience: Audience) -> N
     if trainer.is_done:
         audience.nothing_left()
         return
+    audience.starts()
     # One rank has nothing to choose from.
     if run.job.config.parallel.algorithm == AUTO and grid.world_size > 1:
         began = time.perf_counter()

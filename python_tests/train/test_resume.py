@@ -55,8 +55,14 @@ def test_another_length_of_sequences_says_what_is_read(tmp_path, capsys) -> None
 
 def test_auto_begins_at_nothing_and_ends_where_all_is_done(tmp_path, capsys) -> None:
     folder = tmp_path / "run"
-    for _ in range(2):
-        train_here(folder, **SAVES, train__steps=2, checkpoint__resume="auto")
+    files: list[dict[Path, bytes]] = []
+    for lr in (3e-3, 2e-3):
+        train_here(folder, **SAVES, train__steps=2, checkpoint__resume="auto", optim__lr=lr)
+        files.append({path: path.read_bytes() for path in folder.glob("*.*")})
+    with pytest.raises(UserError, match="another model"):
+        train_here(folder, **SAVES, model__num_layers=1, checkpoint__resume="auto")
+    files.append({path: path.read_bytes() for path in folder.glob("*.*")})
+    assert files[0] == files[1] == files[2], "config.toml, metrics.jsonl and loss.png stay"
     assert "nothing is left to do: train.steps is 2" in capsys.readouterr().out
     assert list(losses(folder)) == [1, 2]
 
