@@ -72,7 +72,8 @@ def test_what_cannot_be_resumed(tmp_path, whole) -> None:
         (tmp_path / "none", {}, "none: expected a checkpoint, .* got no folder"),
         (tmp_path, {}, "got a folder without any checkpoint"),
         (
-            whole, {"model__hidden_size": 64},
+            whole,
+            {"model__hidden_size": 64},
             r"resume: hidden_size is 32 in the checkpoint, 64 here: .*another model: .*weight has "
             r"shape .*, in the model [^@]*$",
         ),
