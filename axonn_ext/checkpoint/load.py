@@ -207,7 +207,8 @@ def _compare(
     ][:_MOST_NAMES]
     if problems:
         hint, every = "", saved - lacked | targets.keys()
-        if {n.partition("@")[0] for n in every} == {n.partition("@")[0] for n in saved}:
+        only_orders = {n.partition("@")[0] for n in every} == {n.partition("@")[0] for n in saved}
+        if only_orders and "@" in "".join(problems):
             hint = (
                 "; what follows @ is the order of a tensor, which depends on the grid's x and on "
                 "the plan of parallelize: full_state_dict has the same order on every grid"

@@ -139,9 +139,9 @@ def _run(arguments: list[str]) -> int:
         if here is not None and here.by_us:
             _end_the_job(parent)
         raise
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as error:
         if here is None:  # under a launcher, only the launcher says so
-            _report(here, "interrupted")
+            _report(here, str(error) or "interrupted")
         return INTERRUPTED
     except ImportError as error:
         # `kernels.extension` raises it for our own parts, with a message that says what to do.

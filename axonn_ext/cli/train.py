@@ -14,6 +14,7 @@ from typing import Any
 
 from torch.distributed import Store
 
+from axonn_ext.checkpoint.folder import CHECKPOINTS, CheckpointFolder
 from axonn_ext.ranks.launch import process
 from axonn_ext.ranks.launch.place import Process
 from axonn_ext.ranks.launch.preemption import SIGNALS
@@ -125,9 +126,8 @@ def run(args: argparse.Namespace, extra: Sequence[str], *, note: str = "") -> in
         if here is None or here.rank == 0:
             print(to_toml(config), end="")
         return 0
-    resumes = config.checkpoint.resume == AUTO
     with process.checking(here, store):
-        if resumes and args.out is None:
+        if config.checkpoint.resume == AUTO and args.out is None:
             raise UserError("--resume auto goes on with the run in --out FOLDER: name that folder")
         if here is not None and args.nproc is not None:
             raise UserError("--nproc starts processes itself; leave it out under torchrun or srun")
@@ -143,14 +143,27 @@ def run(args: argparse.Namespace, extra: Sequence[str], *, note: str = "") -> in
             config, here, folder=folder, overwrite=args.overwrite, profile=args.profile, store=store
         )
         return 0
+    try:
+        _run_here(args, config, folder, overrides, note=note)
+    except KeyboardInterrupt as error:
+        raise KeyboardInterrupt(str(error) or _interrupted(config, folder)) from None
+    return 0
+
+
+def _run_here(
+    args: argparse.Namespace, config: Config, folder: Path, overrides: Sequence[Override], *,
+    note: str,
+) -> None:  # fmt: skip
+    """Runs the job without another launcher, in this process or in processes of its own."""
     world_size = _world_size(config, args.nproc)
     if world_size == 1:
         run_worker(
             config, Process(), folder=folder, overwrite=args.overwrite, profile=args.profile,
             note=note,
         )  # fmt: skip
-        return 0
+        return
     with claimed(folder):
+        resumes = config.checkpoint.resume == AUTO
         check_folder(folder, overwrite=args.overwrite, resumes=resumes)
         check_memory(prepare(config, world_size=world_size), ranks_here=world_size)
         if note:
@@ -158,7 +171,19 @@ def run(args: argparse.Namespace, extra: Sequence[str], *, note: str = "") -> in
 
             say(Console(), note)
         _launch(world_size, _worker_arguments(args, config, folder, overrides), config, folder)
-    return 0
+
+
+def _interrupted(config: Config, folder: Path) -> str:
+    """Says what a run has saved that was interrupted at once."""
+    if not config.checkpoint.interval:
+        return "interrupted; no weights were saved: checkpoint.interval is 0"
+    latest = CheckpointFolder(folder / CHECKPOINTS).latest()
+    if latest is None:
+        return "interrupted; no checkpoint was saved"
+    return (
+        f"interrupted; the last checkpoint is {latest}. To go on, run the same command with "
+        f"--resume auto --out {folder}"
+    )
 
 
 def _launch(world_size: int, arguments: Sequence[str], config: Config, folder: Path) -> None:

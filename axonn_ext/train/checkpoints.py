@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -13,9 +13,12 @@ from torch import nn
 
 from axonn_ext.checkpoint import CheckpointError, Saver, load
 from axonn_ext.checkpoint.folder import CHECKPOINTS, CheckpointFolder, find_checkpoint
+from axonn_ext.checkpoint.reading import read_manifest
 from axonn_ext.checkpoint.saver import Saved
 from axonn_ext.optim import AdamW, LossScaler
+from axonn_ext.spec.files.errors import first_of
 from axonn_ext.spec.grid import GridShape
+from axonn_ext.spec.model import ModelConfig
 from axonn_ext.terminal.errors import UserError
 from axonn_ext.train.config import AUTO, Config
 from axonn_ext.train.differences import as_json, differences
@@ -44,6 +47,18 @@ def find_resumed(config: Config, folder: Path) -> str:
         return str(find_checkpoint(folder if asked == AUTO else Path(asked)).resolve())
     except (CheckpointError, OSError) as error:
         raise UserError(f"checkpoint.resume: {error}") from None
+
+
+def _other_sizes(path: Path, model: ModelConfig) -> Iterator[str]:
+    """Yields a phrase for each key of the model that differs in a checkpoint, if it has them."""
+    try:
+        saved = ModelConfig(**read_manifest(path).extra["model"])
+    except (CheckpointError, KeyError, TypeError, ValueError):
+        return
+    for key, here in dataclasses.asdict(model).items():
+        there = getattr(saved, key)
+        if there != here:
+            yield f"{key} is {there} in the checkpoint, {here} here"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,7 +101,9 @@ class RunCheckpoints:
         try:
             extra = load(path, model=self._module, optimizer=self._optimizer, options=False)
         except CheckpointError as error:
-            raise UserError(f"checkpoint.resume: {error}") from None
+            others = first_of(list(_other_sizes(path, self._job.model)))
+            summary = f"{others}: " if others else ""
+            raise UserError(f"checkpoint.resume: {summary}{error}") from None
         try:
             step, saved = int(extra["step"]), extra["config"]
             grid = GridShape(**saved["grid"])

@@ -35,6 +35,7 @@ _FREE_KEYS = {
     *("optim.zero", "optim.offload", "optim.bucket_elements", "optim.offload_folder"),
 }
 _EFFECTS = {  # how a change affects what is read
+    "train.steps": ": the learning-rate schedule is computed for the new total",
     "train.batch_size": ": it continues with the sequences after those already read",
     "model.sequence_length": ": the text is cut anew, so that some of it is read again, some never",
 }

@@ -44,14 +44,17 @@ class User(Audience):
             self._console, self._job, run.corpus, threads=run.threads, folder=str(folder),
             ranks_of_host=run.here.local_world_size,
         )  # fmt: skip
-        continues = run.resumed is not None and folder.resolve() in run.resumed.parents
-        create_folder(folder, self._job.config, resumes=continues)
 
     def resumed(self, path: Path, resumed: Resumed) -> None:
         self._tell(f"resumed  step {resumed.step:,} of a run on {resumed.grid}, from {path}")
         for note in resumed.notes:
             self._tell(f"         {note}")
         self._tell("")
+
+    def starts(self) -> None:
+        run, folder = self._run, self._folder
+        continues = run.resumed is not None and folder.resolve() in run.resumed.parents
+        create_folder(folder, self._job.config, resumes=continues)
 
     def nothing_left(self) -> None:
         self._tell(f"nothing is left to do: train.steps is {self._job.config.train.steps:,}")
@@ -94,6 +97,8 @@ class User(Audience):
         self._summarise(tokens / self._seconds, _notes(trainer))
         if saved is not None:
             self._tell(_of_saved(saved))
+        elif not self._job.config.checkpoint.interval:
+            self._tell("no weights were saved: checkpoint.interval is 0")
 
     def _summarise(self, speed: float, notes: Sequence[str]) -> None:
         model, folder = self._job.model, self._folder

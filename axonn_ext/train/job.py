@@ -132,7 +132,7 @@ def _process_problems(job: Job, world_size: int) -> list[str]:
         product = " * ".join(f"{axis}={size}" for axis, size in shape.as_dict().items())
         return [
             f"grid {shape} needs {_processes(shape.size)} ({product}), but got {world_size}; "
-            "change the grid or the number of processes"
+            "change the grid (--grid auto chooses one) or the number of processes"
         ]
     return []
 

@@ -70,6 +70,9 @@ class Audience:
     def resumed(self, path: Path, resumed: Resumed) -> None:
         """The run resumes from a checkpoint."""
 
+    def starts(self) -> None:
+        """Steps are left, and the checkpoint, if any, is loaded: the run may change its folder."""
+
     def nothing_left(self) -> None:
         """The run has no steps left."""
 

@@ -43,7 +43,7 @@ def check_folder(folder: Path, *, overwrite: bool, resumes: bool = False) -> Non
     resumes: the run may continue in the folder of an earlier run that saved checkpoints.
     """
     try:
-        _check_folder(folder, overwrite=overwrite or (resumes and _saves(folder)))
+        _check_folder(folder, overwrite=overwrite or (resumes and _saves(folder)), resumes=resumes)
     except OSError as error:  # the name is too long, or the folder is not readable
         raise UserError(f"--out {folder}: {error.strerror}") from None
 
@@ -72,12 +72,17 @@ def _saves(folder: Path) -> bool:
         return False
 
 
-def _check_folder(folder: Path, *, overwrite: bool) -> None:
+def _check_folder(folder: Path, *, overwrite: bool, resumes: bool) -> None:
     if folder.exists() and not folder.is_dir():
         raise UserError(f"--out {folder}: expected a folder, got a file")
     if not overwrite and folder.is_dir() and any(path.name != CLAIM for path in folder.iterdir()):
+        expected, got = "a new or empty folder", "one that holds files"
+        if resumes:
+            expected += ", or a run with checkpoints, to resume from"
+            if (folder / CONFIG_FILE).is_file():
+                got = "a run without any checkpoint"
         raise UserError(
-            f"--out {folder}: expected a new or empty folder, got one that holds files; "
+            f"--out {folder}: expected {expected}, got {got}; "
             "use another name, or --overwrite to replace the run in it"
         )
     existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())

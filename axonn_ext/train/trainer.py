@@ -153,6 +153,8 @@ class Trainer:
             self._checkpoints.close()
         except CheckpointError as error:
             raise TrainingError(f"the last checkpoint was not written: {error}") from None
+        except KeyboardInterrupt:
+            raise  # at once, without the save that is under way
         except BaseException:
             self._checkpoints.close_after_failure()
             raise

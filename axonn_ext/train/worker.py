@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
@@ -57,10 +58,11 @@ def run_worker(
     """Trains as one process of the job; rank 0 writes `folder` and shows the progress.
 
     profile: rank 0 also writes a Chrome trace of a few steps. note: a line that rank 0 shows first.
-    store: an already open store, if any. If checkpoints are saved, SIGTERM and SIGUSR1 save one
-    more and end the run. SIGUSR2 makes all ranks report what they wait for.
+    store: an already open store, if any. If checkpoints are saved, SIGTERM, SIGUSR1 and the first
+    SIGINT save one more and end the run. SIGUSR2 makes all ranks report what they wait for.
 
-    Raises: UserError for a user's mistake found here or on another rank; TrainingError.
+    Raises: UserError for a user's mistake found here or on another rank; TrainingError; without a
+    launcher, KeyboardInterrupt after SIGINT, with a message if a checkpoint was saved.
     """
     with ExitStack() as stack:
         with process.checking(here, store):
@@ -82,6 +84,9 @@ def run_worker(
             watch = watching.enter_context(_watched(run, store, free))
             with process.process_group(here, store, job.device):
                 _train(run, watch, watching.close, profile=profile)
+        interrupted = watch.preemption is not None and watch.preemption.is_interrupt
+        if interrupted and settings.launch_environment() is None:
+            raise KeyboardInterrupt("interrupted")
 
 
 @contextmanager
@@ -115,6 +120,8 @@ def _watched(run: Run, store: Store, free: Callable[[], None]) -> Iterator[_Watc
     hears = {summary.SIGNAL: watchdog.hear}
     if preemption is not None:
         hears |= dict.fromkeys(SIGNALS, preemption.hear)
+        if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # in the background of a script
+            del hears[signal.SIGINT]
     with bell, watchdog, preemption or nullcontext(), SignalListener(hears):
         yield _Watch(watchdog, preemption)
 
@@ -157,6 +164,7 @@ def _take_steps(run: Run, trainer: Trainer, grid: Grid, audience: Audience) -> N
     if trainer.is_done:
         audience.nothing_left()
         return
+    audience.starts()
     # One rank has nothing to choose from.
     if run.job.config.parallel.algorithm == AUTO and grid.world_size > 1:
         began = time.perf_counter()

@@ -138,13 +138,15 @@ def test_masters_are_saved_in_fp32_and_load_in_any_dtype(tmp_path) -> None:
 
 
 def test_another_model_is_refused_with_names_and_shapes(tmp_path) -> None:
-    model = small()
+    model, wider = small(), small()
+    wider[2] = nn.Linear(8, 3)
     checkpoint.save(tmp_path / "one", model=model)
     before = [p.clone() for p in model.parameters()]
     for other, message in (
         (nn.Sequential(nn.Linear(8, 9)), r"model\.0\.weight has shape \[8, 8\], in .* \[9, 8\]"),
         (nn.Sequential(nn.Linear(8, 8)), r"the model does not have buffer\.1\.num_batches_tracked"),
         (nn.ModuleDict({"a": nn.Linear(8, 8)}), r"it does not have model\.a\.bias"),
+        (wider, r"model\.2\.weight has shape \[2, 8\], in the model \[3, 8\]$"),  # no hint about @
     ):
         with pytest.raises(CheckpointError, match=f"of another model: .*{message}"):
             checkpoint.load(tmp_path / "one", model=other)

@@ -101,6 +101,29 @@ def test_a_signal_that_is_ignored_ends_no_job(ignored: bool) -> None:
         signal.signal(signal.SIGHUP, before)
 
 
+@pytest.mark.parametrize("ignored", [False, True])
+def test_an_ignored_sigint_is_not_forwarded(ignored: bool) -> None:
+    """A script's background ignores it, since the terminal sends it there, too."""
+    handler = signal.SIG_IGN if ignored else signal.default_int_handler
+    before = signal.signal(signal.SIGINT, handler)
+    heard: list[int] = []
+    try:
+        with launcher._hearing(heard, (signal.SIGINT,)):
+            os.kill(os.getpid(), signal.SIGINT)
+        assert heard == ([] if ignored else [signal.SIGINT])
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def test_only_the_first_sigint_is_forwarded() -> None:
+    forwarded = [signal.SIGINT]
+    assert launcher._first_failures([], [signal.SIGINT], forwarded) == {}
+    assert forwarded == []
+    with pytest.raises(launcher._Ended) as ended:
+        launcher._first_failures([], [signal.SIGINT, signal.SIGINT], [signal.SIGINT])
+    assert ended.value.signal == signal.SIGINT
+
+
 def test_signals_that_come_before_the_ranks_are_there_are_heard() -> None:
     heard: list[int] = [signal.SIGUSR2, signal.SIGTERM]
     with pytest.raises(launcher._Ended) as ended:

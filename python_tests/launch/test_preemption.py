@@ -57,8 +57,22 @@ def test_a_process_that_is_alone_ends_after_the_step(number: signal.Signals) -> 
         os.kill(os.getpid(), number)
         steps = itertools.count(1)
         wait_until(lambda: stop.due(next(steps)), "a step after which it ends")
-    assert lines == [f"{number.name}: saving after the step that is under way"]
+    again = "; Ctrl-C again ends at once" if number == signal.SIGINT else ""
+    assert lines == [f"{number.name}: saving after the step that is under way{again}"]
     assert signal.getsignal(number) == before
+    assert stop.is_interrupt == (number == signal.SIGINT)
+
+
+def test_a_second_sigint_interrupts() -> None:
+    job = Job(HashStore(), 1)
+    [stop] = job.stops
+    with job.entered(), SignalListener({signal.SIGINT: stop.hear}):
+        os.kill(os.getpid(), signal.SIGINT)
+        wait_until(lambda: stop.due(1), "the end of the step")
+        assert stop._timer is None, "the step has all the time that it needs"
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(HANG_SECONDS)
 
 
 @pytest.mark.parametrize("hear", [[0], [1], [2], [0, 1, 2]], ids=str)

@@ -69,11 +69,12 @@ def start(command: Sequence[str], *, output: Path) -> subprocess.Popen[bytes]:
     with output.open("wb") as stream:
         return subprocess.Popen(
             list(command), cwd=ROOT, env=environment(), stdout=stream,
-            stderr=subprocess.STDOUT, start_new_session=True, preexec_fn=_heed_signals,
+            stderr=subprocess.STDOUT, start_new_session=True, preexec_fn=heed_signals,
         )  # fmt: skip
 
 
-def _heed_signals() -> None:
+def heed_signals() -> None:
+    """Resets the signals that this process may ignore; for a new process."""
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_DFL)
 

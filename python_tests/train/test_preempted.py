@@ -1,4 +1,4 @@
-"""SIGTERM and SIGUSR1 save a run, from the user's point of view."""
+"""SIGTERM, SIGUSR1 and Ctrl-C save a run, from the user's point of view."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pytest
 from axonn_ext.checkpoint.files import find_problems
 from axonn_ext.checkpoint.folder import CheckpointFolder
 from axonn_ext.checkpoint.reading import read_manifest
-from commands import wait_until, workers_of
+from commands import heed_signals, wait_until, workers_of
 from kills import command, losses
 from limits import HANG_SECONDS
 
@@ -24,11 +24,11 @@ pytestmark = pytest.mark.long
 ENDLESS = ("--train.steps", "1000000", "--checkpoint.interval", "500000", "--grid", "2x1x1")
 
 
-def start(folder: Path) -> subprocess.Popen[str]:
+def start(folder: Path, *options: str) -> subprocess.Popen[str]:
     """Starts a run, and waits for its first steps."""
     job = subprocess.Popen(
-        command(folder, *ENDLESS, "--resume", "auto"),
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        command(folder, *ENDLESS, "--resume", "auto", *options),
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, preexec_fn=heed_signals,
     )  # fmt: skip
     before = len(losses(folder))
     wait_until(lambda: len(losses(folder)) >= before + 3 or job.poll() is not None, "three steps")
@@ -45,12 +45,13 @@ def end(job: subprocess.Popen[str], pid: int, number: signal.Signals) -> str:
 def test_a_run_that_is_told_to_end_saves_and_goes_on(tmp_path) -> None:
     folder = tmp_path / "run"
     last = 0
-    for number in (signal.SIGTERM, signal.SIGUSR1):
+    for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT):
         job = start(folder)
         # First the launcher gets the signal, then a single rank.
-        pid = job.pid if number == signal.SIGTERM else workers_of(job.pid)[1]
+        pid = workers_of(job.pid)[1] if number == signal.SIGUSR1 else job.pid
         output = end(job, pid, number)
-        assert job.returncode == 0, output
+        assert job.returncode == (130 if number == signal.SIGINT else 0), output
+        assert output.endswith("\ninterrupted\n") == (number == signal.SIGINT), output
         saved = re.search(r"ended after step ([\d,]+), which is saved", output)
         assert saved, output
         step = int(saved[1].replace(",", ""))
@@ -58,6 +59,36 @@ def test_a_run_that_is_told_to_end_saves_and_goes_on(tmp_path) -> None:
         assert CheckpointFolder(folder / "checkpoints").steps()[-1] == step
         assert max(losses(folder)) == step
         last = step
+
+
+def test_one_process_saves_after_ctrl_c(tmp_path) -> None:
+    job = start(tmp_path / "run", "--grid", "x=1")
+    output = end(job, job.pid, signal.SIGINT)
+    assert job.returncode == 130, output
+    assert "To go on, run the same command with --resume auto --out" in output
+    assert output.endswith("\ninterrupted\n")
+    assert len(CheckpointFolder(tmp_path / "run" / "checkpoints").steps()) == 1
+
+
+@pytest.mark.parametrize("grid", ["x=1", "x=2"])
+def test_ctrl_c_without_checkpoints_says_so(tmp_path, grid: str) -> None:
+    job = start(tmp_path / "run", "--checkpoint.interval", "0", "--grid", grid)
+    output = end(job, job.pid, signal.SIGINT)
+    assert job.returncode == 130, output
+    assert "\ninterrupted; no weights were saved: checkpoint.interval is 0\n" in output
+    assert "died" not in output and "Traceback" not in output
+
+
+def test_a_second_ctrl_c_names_the_last_checkpoint(tmp_path) -> None:
+    """The steps take seconds, so that the second comes before the end of one."""
+    slow = ("--train.batch_size", "96", "--train.micro_batches", "96")
+    job = start(tmp_path / "run", *slow, "--checkpoint.interval", "1")
+    job.send_signal(signal.SIGINT)
+    time.sleep(0.5)  # the launcher looks every 0.1 s
+    output = end(job, job.pid, signal.SIGINT)
+    assert job.returncode == 130, output
+    assert "interrupted; the last checkpoint is" in output and "--resume auto --out" in output
+    assert "died" not in output and "Traceback" not in output
 
 
 @pytest.mark.slow

@@ -55,8 +55,14 @@ def test_another_length_of_sequences_says_what_is_read(tmp_path, capsys) -> None
 
 def test_auto_begins_at_nothing_and_ends_where_all_is_done(tmp_path, capsys) -> None:
     folder = tmp_path / "run"
-    for _ in range(2):
-        train_here(folder, **SAVES, train__steps=2, checkpoint__resume="auto")
+    files: list[dict[Path, bytes]] = []
+    for lr in (3e-3, 2e-3):
+        train_here(folder, **SAVES, train__steps=2, checkpoint__resume="auto", optim__lr=lr)
+        files.append({path: path.read_bytes() for path in folder.glob("*.*")})
+    with pytest.raises(UserError, match="another model"):
+        train_here(folder, **SAVES, model__num_layers=1, checkpoint__resume="auto")
+    files.append({path: path.read_bytes() for path in folder.glob("*.*")})
+    assert files[0] == files[1] == files[2], "config.toml, metrics.jsonl and loss.png stay"
     assert "nothing is left to do: train.steps is 2" in capsys.readouterr().out
     assert list(losses(folder)) == [1, 2]
 
@@ -65,17 +71,20 @@ def test_what_cannot_be_resumed(tmp_path, whole) -> None:
     for resume, options, message in (
         (tmp_path / "none", {}, "none: expected a checkpoint, .* got no folder"),
         (tmp_path, {}, "got a folder without any checkpoint"),
-        (whole, {"model__hidden_size": 64}, r"another model: .*weight has shape .*, in the model"),
+        (
+            whole,
+            {"model__hidden_size": 64},
+            r"resume: hidden_size is 32 in the checkpoint, 64 here: .*another model: .*weight has "
+            r"shape .*, in the model [^@]*$",
+        ),
         (whole, {"model__num_layers": 1}, r"the model does not have model\.blocks\.1\."),
     ):
         with pytest.raises(UserError, match=message):
             train_here(tmp_path / "run", checkpoint__resume=resume, **options)
-        if (tmp_path / "run").exists():
-            (tmp_path / "run" / "config.toml").unlink()
-            (tmp_path / "run").rmdir()
+        assert not (tmp_path / "run").exists()
 
 
-def test_auto_never_begins_anew_where_something_would_be_lost(tmp_path) -> None:
+def test_auto_never_begins_anew_where_something_would_be_lost(tmp_path, capsys) -> None:
     folder = tmp_path / "run"
     train_here(folder, **SAVES)
     for step in (4, 6):
@@ -85,8 +94,10 @@ def test_auto_never_begins_anew_where_something_would_be_lost(tmp_path) -> None:
         train_here(folder, **SAVES, checkpoint__resume="auto")
     assert (folder / "metrics.jsonl").read_text() == before
     assert CheckpointFolder(folder / "checkpoints").steps() == [4, 6]
+    assert "no weights were saved" not in capsys.readouterr().out
     train_here(tmp_path / "other")
-    with pytest.raises(UserError, match="expected a new or empty folder"):
+    assert "no weights were saved: checkpoint.interval is 0\n" in capsys.readouterr().out
+    with pytest.raises(UserError, match="got a run without any checkpoint"):
         train_here(tmp_path / "other", **SAVES, checkpoint__resume="auto")
 
 

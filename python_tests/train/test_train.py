@@ -151,6 +151,9 @@ def test_folder_with_files_needs_overwrite(plain: Path, tmp_path: Path) -> None:
         check_folder(plain, overwrite=False)
     check_folder(plain, overwrite=True)
     check_folder(tmp_path, overwrite=False)
+    text = "expected a new or empty folder, or a run with checkpoints, to resume from, got a run"
+    with pytest.raises(UserError, match=f"{text} without any checkpoint; use another name"):
+        check_folder(plain, overwrite=False, resumes=True)
     (tmp_path / "file").touch()
     with pytest.raises(UserError, match="expected a folder, got a file"):
         check_folder(tmp_path / "file", overwrite=True)

@@ -191,6 +191,7 @@ def test_job_names_the_numbers(tmp_path: Path) -> None:
     assert "needs 4 processes (x=2 * y=2 * z=1 * data=1 * pipe=1), but got 3" in refused(
         grid="x=2,y=2", world_size=3
     )
+    assert "but got 2; change the grid (--grid auto chooses one)" in refused(world_size=2)
     text = refused(grid="x=2,z=3", world_size=6, train__batch_size="4")
     assert "does not fit this model and batch" in text
     assert "hidden_size: 256 must be divisible by 3" in text
@@ -333,5 +334,7 @@ def test_what_a_checkpoint_holds_says_nothing_if_nothing_has_changed() -> None:
     del before["optim"]["zero"]
     assert list(differences(before, now)) == []
     before["model"]["num_kv_heads"] = 2
-    (difference,) = differences(before, now)
-    assert "model.num_kv_heads was 2 in the run that is continued, now 0" in difference
+    before["train"]["steps"] += 1
+    kv_heads, steps = differences(before, now)
+    assert steps.endswith("now 200: the learning-rate schedule is computed for the new total")
+    assert "model.num_kv_heads was 2 in the run that is continued, now 0" in kv_heads

@@ -46,18 +46,21 @@ def launch(
     They are forks of this process, so that a host reads the files of Python and torch once, not
     once per rank. The processes write to this terminal. When one fails, the others are ended.
 
-    forwarded: signals that are passed on to the processes and do not end the job here.
+    forwarded: signals that are passed on to the processes and do not end the job here; of several
+    SIGINTs, only the first.
 
     Raises:
         WorkerUserError: the processes ended with exit status 2, after printing why.
         TrainingError: one failed or was killed; the message names its rank, pid and signal.
         OutputClosed: nobody reads their output any more; the processes have ended.
         UserError: this machine lets a process open too few files; no process was started.
-        KeyboardInterrupt: the user stopped the job; the processes have ended.
+        KeyboardInterrupt: the user stopped the job; the processes have ended. It has a message if
+            SIGINT was passed on, and all have ended with status 0.
     """
     allow_open_files(num_processes, serves=True)
     ranks: list[ForkProcess] = []
     heard: list[int] = []
+    passed_on = list(forwarded)  # from now on
     with (
         tempfile.TemporaryDirectory(prefix="axonn_ext_") as folder,  # only this user can enter it
         _hearing(heard, forwarded) as handlers,
@@ -66,7 +69,9 @@ def launch(
         store.touch()
         try:
             _start(ranks, num_processes, arguments, store, handlers)
-            failed = _first_failures(ranks, heard, forwarded)
+            failed = _first_failures(ranks, heard, passed_on)
+            if len(passed_on) < len(forwarded):
+                raise KeyboardInterrupt(*([] if failed else ["interrupted"]))
             _end(ranks, [signal.SIGTERM], heard)
         except _Ended as ended:
             # All are stopped first, so that none notices and reports that another has ended.
@@ -97,9 +102,9 @@ def _hearing(
 ) -> Iterator[dict[int, _Handler]]:
     """Adds signals to `heard` as they come. Yields the handlers that this process had before.
 
-    A signal that this process ignores, such as SIGHUP under nohup, does not end the job, and is not
-    heard unless it is forwarded, or NO_READER. SIGCHLD is not ignored here, or exit statuses would
-    be lost.
+    A signal that this process ignores, such as SIGHUP under nohup or SIGINT in the background of a
+    script, does not end the job, and is not heard unless it is NO_READER or, except for SIGINT,
+    forwarded. SIGCHLD is not ignored here, or exit statuses would be lost.
     """
 
     def hear(number: int, frame: FrameType | None) -> None:
@@ -109,7 +114,7 @@ def _hearing(
     before = {number: signal.getsignal(number) for number in {*watched, signal.SIGCHLD}}
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     for number in watched:
-        if before[number] != signal.SIG_IGN or number in (NO_READER, *forwarded):
+        if before[number] != signal.SIG_IGN or number in {NO_READER, *forwarded} - {signal.SIGINT}:
             signal.signal(number, hear)
     try:
         yield before
@@ -194,11 +199,12 @@ def _is_whole(num_threads: int) -> bool:
 
 
 def _first_failures(
-    ranks: Sequence[ForkProcess], heard: list[int], forwarded: Sequence[signal.Signals]
+    ranks: Sequence[ForkProcess], heard: list[int], forwarded: list[signal.Signals]
 ) -> dict[int, ForkProcess]:
     """Waits until one has failed or all have ended; returns those that have failed, by rank.
 
-    Forwards signals in the meantime. Raises _Ended for one that ends the job.
+    Forwards signals in the meantime, but SIGINT only once: removes it from `forwarded`. Raises
+    _Ended for one that ends the job.
     """
     while True:
         while heard:
@@ -207,6 +213,8 @@ def _first_failures(
                 raise _Ended(number)
             for rank in _running(ranks):
                 _send(os.kill, rank, number)
+            if number == signal.SIGINT:
+                forwarded.remove(signal.SIGINT)
         running = _running(ranks)
         failed = {rank: process for rank, process in enumerate(ranks) if process.exitcode}
         if failed or not running:

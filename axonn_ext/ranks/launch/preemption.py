@@ -1,6 +1,7 @@
 """Lets a job that is told to end save a checkpoint: all ranks end after the same step.
 
-Slurm sends SIGTERM, or a signal that the user chose, before it takes a job's machines away.
+Slurm sends SIGTERM, or a signal that the user chose, before it takes a job's machines away; Ctrl-C
+sends SIGINT.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from axonn_ext.ranks.launch.place import Process
 from axonn_ext.ranks.meeting import name_ranks
 from axonn_ext.ranks.stores import absent, comes
 
-SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
+SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 AGREE_SECONDS = 2.0  # all ranks must answer within this time, plus
 AGREE_SECONDS_PER_RANK = 2e-4  # three times what the store needs to serve one rank (calculated)
 SAVE_SECONDS = 20.0  # the process must have ended this long after the signal
@@ -36,7 +37,9 @@ class Preemption:
     `hear` passes it a signal of this rank; the bell, those of other ranks. If all ranks answer in
     time, `due` returns True on all of them after the same step. If one does not, or if the process
     is still running SAVE_SECONDS later, it ends the process at once, with status 1, whatever the
-    main thread and the store do: they may wait for a peer that will never come.
+    main thread and the store do: they may wait for a peer that will never come. After SIGINT, the
+    status is 130, and the step has all the time that it needs: a user who waits in vain presses
+    Ctrl-C again.
 
     store: that of the main thread. say: shows a line to the user, on rank 0.
     """
@@ -56,6 +59,7 @@ class Preemption:
         self._left = threading.Event()
         self._published = False
         self._lock = threading.Lock()
+        self._heard = ""  # the name of the first signal
         self._timer: threading.Timer | None = None
         bell.hears(_TOPIC, self._answer)
 
@@ -80,6 +84,11 @@ class Preemption:
         except RuntimeError as error:  # the store is gone: peers may be, too
             self._stop_at_once(f"cannot agree with the other ranks: {error}")
 
+    @property
+    def is_interrupt(self) -> bool:
+        """Whether the job was told to end by SIGINT."""
+        return self._heard == signal.SIGINT.name
+
     def due(self, step: int) -> bool:
         """Returns whether the job must end after this step; the same on all ranks.
 
@@ -97,10 +106,13 @@ class Preemption:
         return self._store.check([_LAST_STEP]) and step >= int(self._store.get(_LAST_STEP))
 
     def _starts(self, name: str) -> bool:
-        """Starts the timer for the end of the process; returns whether it was not yet running."""
+        """Starts the timer for the end of the process; returns whether no signal was known yet."""
         with self._lock:
-            if self._timer is not None or self._left.is_set():
+            if self._heard or self._left.is_set():
                 return False
+            self._heard = name
+            if self.is_interrupt:
+                return True
             why = (
                 f"{name}: no step ended and was saved within {SAVE_SECONDS:g} s; earlier "
                 "checkpoints are unchanged"
@@ -124,7 +136,8 @@ class Preemption:
             return
         if all_answer:
             self._ready.set()
-            self._tell(f"{ring.text}: saving after the step that is under way")
+            again = "; Ctrl-C again ends at once" if self.is_interrupt else ""
+            self._tell(f"{ring.text}: saving after the step that is under way{again}")
         else:
             who = name_ranks(late) if late else "a rank in time"
             self._stop_at_once(f"{ring.text}: no answer from {who}; nothing is saved")
@@ -150,7 +163,7 @@ class Preemption:
     def _stop_at_once(self, why: str) -> None:
         if not self._left.is_set():  # else the run ended by itself
             self._tell(why)
-            self._end_process(1)
+            self._end_process(128 + signal.SIGINT if self.is_interrupt else 1)
 
     def _tell(self, line: str) -> None:
         if self._say is not None and not self._left.is_set():

@@ -14,7 +14,8 @@ class SignalListener:
 
     Python calls a handler in the main thread, which may wait for a peer for minutes. So each signal
     also writes a byte into a socket, which wakes the thread. The main thread must enter the
-    listener, and a process can have only one at a time. The functions must return soon.
+    listener, and a process can have only one at a time. The functions must return soon. Only the
+    first SIGINT is listened to: the next one raises KeyboardInterrupt, as usual.
     """
 
     def __init__(self, hears: Mapping[signal.Signals, Callable[[signal.Signals], None]]) -> None:
@@ -49,3 +50,5 @@ class SignalListener:
 
 def _ignore(number: int, frame: FrameType | None) -> None:
     """A handler, without which the signal would end the process."""
+    if number == signal.SIGINT:
+        signal.signal(number, signal.default_int_handler)
