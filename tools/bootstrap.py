@@ -75,8 +75,9 @@ def run_logged(
     *,
     show: str | None = None,
     environment: dict[str, str] | None = None,
+    folder: Path = ROOT,
 ) -> None:
-    """Runs a command with its output in the log, and prints the errors if it fails.
+    """Runs a command in a folder with its output in the log, and prints the errors if it fails.
 
     show         regular expression; the groups of each matching line are printed at once
     environment  the command's whole environment; None: this program's
@@ -88,7 +89,7 @@ def run_logged(
         log.write(f"\n$ {' '.join(words)}\n")
         process = subprocess.Popen(
             words,
-            cwd=ROOT,
+            cwd=folder,
             env=environment,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,

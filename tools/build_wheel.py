@@ -125,12 +125,12 @@ def try_wheel(wheel: Path) -> None:
     kept = {name: text for name, text in os.environ.items() if not name.startswith("PYTHON")}
     run_logged(
         [
-            *("env", "-C", folder),  # not the checkout, whose axonn_ext would be found first
             *(folder / "bin" / "axonn-ext", "train", "--nproc", "4"),
             *("--config", ROOT / "examples" / "demo.toml", "--grid", "x=2,y=2"),
             *("--train.steps", str(STEPS), "--out", folder / "run"),
         ],
         environment=kept | {"PATH": str(folder / "bin")},
+        folder=folder,  # not the checkout, whose axonn_ext would be found first
     )
 
 
