@@ -122,7 +122,8 @@ def try_wheel(wheel: Path) -> None:
     Path(purelib.strip(), "dependencies.pth").write_text("\n".join(dependency_paths()) + "\n")
     run_logged([python, "-m", "pip", "install", wheel])
     say(f"training for {STEPS} steps with the wheel")
-    kept = {name: text for name, text in os.environ.items() if not name.startswith("PYTHON")}
+    unset = ("PYTHON", "CC", "CXX", "CUDA", "LD_LIBRARY_PATH")
+    kept = {name: text for name, text in os.environ.items() if not name.startswith(unset)}
     run_logged(
         [
             *(folder / "bin" / "axonn-ext", "train", "--nproc", "4"),

@@ -63,6 +63,8 @@ class Grid:
     more; a bare ProcessGroup or its name does not keep them. Over NCCL, they stay until `close` or
     the end of the process.
 
+    A process forked from a rank cannot use its groups.
+
     communicators: separate NCCL communicators, made on request by `communicators.get`.
 
     Raises:

@@ -106,11 +106,11 @@ class Exposure:
         """Returns lines for the user at the end of the run; none if there was no communication."""
         if not self._axes or not self._num_steps:
             return []
-        lines, known = ["communication a step:"], set(self._axes.values())
+        lines, known = ["communication per step:"], set(self._axes.values())
         if self._clock is not None:  # on a GPU, streams wait, so waits inside ops are not measured
             if not self._busy:
-                return ["communication a step: inside ops, where it is not measured on GPUs"]
-            lines = ["communication a step (inside ops it is not measured on GPUs):"]
+                return ["communication per step: inside ops, where it is not measured on GPUs"]
+            lines = ["communication per step (inside ops it is not measured on GPUs):"]
             known = set(self._busy)
         for axis in reversed(AXES):
             if axis in known:
@@ -141,7 +141,7 @@ class Exposure:
             on, at_once = median(self._step_seconds[False]), median(self._step_seconds[True])
             numbers = f"{on * 1e3:.1f} ms a step, {at_once * 1e3:.1f} ms without overlap"
             if on < at_once:
-                return [f"overlap gains {1 - on / at_once:.0%} of a step: {numbers}"]
+                return [f"overlap gains {1 - on / at_once:.0%} of the step: {numbers}"]
             return [f"warning: overlap is on and does not help: {numbers}; {off}"]
         if not any(self._hidden(axis) for axis in self._busy):
             return [f"warning: overlap is on and hides nothing; {off}"]

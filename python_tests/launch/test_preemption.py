@@ -75,6 +75,22 @@ def test_a_second_sigint_interrupts() -> None:
             time.sleep(HANG_SECONDS)
 
 
+@pytest.mark.parametrize("again", [signal.SIGINT, signal.SIGTERM], ids=lambda number: number.name)
+def test_a_signal_after_sigint_ends_a_process_that_waits(
+    again: signal.Signals, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("AGAIN_SECONDS", "SAVE_SECONDS"):
+        monkeypatch.setattr(preemption, name, 0.1)
+    ended: list[int] = []
+    job = Job(HashStore(), 1, end_process=ended.append)
+    [stop] = job.stops
+    with job.entered():
+        stop.hear(signal.SIGINT)
+        assert stop._timer is None
+        stop.hear(again)
+        wait_until(lambda: ended == [130], "the end of the process")
+
+
 @pytest.mark.parametrize("hear", [[0], [1], [2], [0, 1, 2]], ids=str)
 def test_ranks_end_after_the_same_step_whoever_has_the_signal(
     hear: list[int], monkeypatch: pytest.MonkeyPatch

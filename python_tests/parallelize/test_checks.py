@@ -407,6 +407,8 @@ def rows_of_ranks(shape: GridShape) -> list[str]:
             found.append(str(error))
     model = made(Keywords)
     parallelize(model, grid, verbose=False)
+    for ignored in (other.to_sparse(), torch.nested.nested_tensor([other[0]]), other.clone()):
+        SameInputs(grid)(model, (ignored.requires_grad_(),), {})
     with torch.no_grad():
         model(same)
     try:

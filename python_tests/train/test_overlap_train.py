@@ -56,7 +56,7 @@ def test_the_end_of_a_run_tells_exposed_from_hidden(folder_and_output: tuple[Pat
     _, output = folder_and_output
     for axis in ("z", "data"):
         assert re.search(rf"^  {axis} +\d+\.\d\d ms exposed +\d+\.\d\d ms hidden$", output, re.M)
-    verdict = r"(overlap gains \d+% of a step|warning: overlap is on and does not help): "
+    verdict = r"(overlap gains \d+% of the step|warning: overlap is on and does not help): "
     assert re.search(verdict + r"[\d.]+ ms a step, [\d.]+ ms without overlap", output)
 
 
@@ -99,7 +99,7 @@ def test_overlap_that_does_not_help_is_warned_about(pool) -> None:
     for verdict in pool(2).run(judged, 0.1, 0.0):
         assert verdict.startswith("warning: overlap is on and does not help: ")
     for verdict in pool(2).run(judged, 0.0, 0.1):
-        assert re.match(r"overlap gains \d\d% of a step: ", verdict)
+        assert re.match(r"overlap gains \d\d% of the step: ", verdict)
 
 
 def watched(num_steps: int, folder: Path) -> tuple[list[str], list[int]]:

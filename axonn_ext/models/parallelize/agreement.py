@@ -9,6 +9,7 @@ from contextlib import contextmanager, suppress
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.distributed.tensor import DTensor
 
 from axonn_ext.models.parallelize.results import shown, tensors_of
 from axonn_ext.models.parallelize.same import text_of
@@ -38,9 +39,11 @@ def agree_on_parameters(parameters: Named, *, what: str) -> None:
 class SameInputs:
     """A forward pre-hook of a model that raises RuntimeError if ranks of x and y pass other rows.
 
-    It compares tensor arguments in the first call, and in the first with or without gradients if
-    that is a later one. It then copies them to the host. It ignores meta and fake tensors, and
-    calls that torch.compile traces. Collectives: none; digests go through the c10d store.
+    It compares dense tensor arguments in the first call, and in the first with or without gradients
+    if that is a later one: bits, or shape and dtype for what needs a gradient, which other modules
+    may have computed in another order. It then copies them to the host. It ignores meta and fake
+    tensors, and calls that torch.compile traces or a CUDA graph captures. Collectives: none;
+    digests go through the c10d store.
     """
 
     def __init__(self, grid: Grid) -> None:
@@ -52,22 +55,25 @@ class SameInputs:
     ) -> None:
         if torch.compiler.is_compiling() or torch.is_grad_enabled() in self._checked:
             return
+        if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
+            return
         tensors = _arguments(module, args, kwargs)
         if any(tensor.is_meta or isinstance(tensor, FakeTensor) for tensor in tensors.values()):
             return
         self._checked.add(torch.is_grad_enabled())
         grid = self.grid
         first, count = grid.rank - grid.part(("y", "x")), grid.num_parts(("y", "x"))
-        if count == 1:
-            return
         try:
             with agreement(what="parallelize", ranks=range(first, first + count)) as facts:
-                facts |= {
-                    f"the argument {name}": text_of("parallelize", name, tensor)
-                    for name, tensor in tensors.items()
-                }
+                for name, tensor in tensors.items():
+                    kept = tensor.to("meta") if tensor.requires_grad else tensor
+                    facts[f"the argument {name}"] = text_of("parallelize", name, kept)
         except meeting.RanksDiffer as error:
             raise RuntimeError(f"{error}\n{self._advice()}") from None
+        except meeting.RanksMissing as error:
+            raise RuntimeError(
+                f"{error}\nall ranks of x and y must call the model, also to evaluate it"
+            ) from None
 
     def _advice(self) -> str:
         axes = " and ".join(f"{a}={self.grid.size(a)}" for a in "xy" if self.grid.size(a) > 1)
@@ -84,14 +90,19 @@ class SameInputs:
 def _arguments(
     module: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]
 ) -> dict[str, Tensor]:
-    """Returns the tensor arguments of forward by name, with those directly in an argument.
+    """Returns the dense tensors among forward's arguments, and directly in one, by name.
 
     Tensors further inside may be keys and values of an earlier call, which are split by heads.
     """
     names = [*inspect.signature(module.forward).parameters][: len(args)]
     names += [str(i) for i in range(len(names), len(args))]
     found = tensors_of(dict(zip(names, args, strict=True)) | kwargs)
-    return {shown(key): tensor for key, tensor in found.items() if len(key) <= 2}
+    return {shown(key): t for key, t in found.items() if len(key) <= 2 and _is_dense(t)}
+
+
+def _is_dense(tensor: Tensor) -> bool:
+    plain = tensor.layout == torch.strided and not tensor.is_nested
+    return plain and not isinstance(tensor, DTensor)
 
 
 @contextmanager

@@ -99,7 +99,8 @@ def parallelize(
         Placing(module, units, flow, grid).place()
         with agreement(what="parallelize"):
             check_outputs(module, call, units, flow, grid)
-    module.register_forward_pre_hook(SameInputs(grid), with_kwargs=True)
+    if grid.num_parts(("y", "x")) > 1:
+        module.register_forward_pre_hook(SameInputs(grid), with_kwargs=True)
     if verbose and grid.rank == 0:
         print(made)
     return made

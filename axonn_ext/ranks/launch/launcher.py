@@ -32,6 +32,7 @@ SIGNAL_HINTS: dict[int, str] = {
 }
 ENDING_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 NO_READER = signal.SIGPIPE  # sent by a rank that cannot print; nobody ignores it here
+_INTERRUPTED = 128 + signal.SIGINT  # the exit status of a rank
 LOOK_SECONDS = 0.1
 END_SECONDS = 30.0  # how long a rank may take to end after a signal
 GPU_DRIVERS = ("/dev/nvidia-uvm", "/dev/kfd")  # files that CUDA and ROCm keep open
@@ -70,7 +71,8 @@ def launch(
         try:
             _start(ranks, num_processes, arguments, store, handlers)
             failed = _first_failures(ranks, heard, passed_on)
-            if len(passed_on) < len(forwarded):
+            obeyed = not failed or any(r.exitcode == _INTERRUPTED for r in failed.values())
+            if len(passed_on) < len(forwarded) and obeyed:
                 raise KeyboardInterrupt(*([] if failed else ["interrupted"]))
             _end(ranks, [signal.SIGTERM], heard)
         except _Ended as ended:

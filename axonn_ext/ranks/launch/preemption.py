@@ -26,6 +26,7 @@ SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 AGREE_SECONDS = 2.0  # all ranks must answer within this time, plus
 AGREE_SECONDS_PER_RANK = 2e-4  # three times what the store needs to serve one rank (calculated)
 SAVE_SECONDS = 20.0  # the process must have ended this long after the signal
+AGAIN_SECONDS = 3.0  # and this long after a second SIGINT
 _TOPIC = "end"
 _ANSWERS, _AGREED, _LAST_STEP = "end/answers", "end/agreed", "end/last_step"
 _YES, _NO = "yes", "no"
@@ -38,8 +39,9 @@ class Preemption:
     time, `due` returns True on all of them after the same step. If one does not, or if the process
     is still running SAVE_SECONDS later, it ends the process at once, with status 1, whatever the
     main thread and the store do: they may wait for a peer that will never come. After SIGINT, the
-    status is 130, and the step has all the time that it needs: a user who waits in vain presses
-    Ctrl-C again.
+    status is 130, and the step has all the time that it needs, until another signal comes: after a
+    second SIGINT, AGAIN_SECONDS are left, since the main thread may not notice it, and after one of
+    the others, SAVE_SECONDS.
 
     store: that of the main thread. say: shows a line to the user, on rank 0.
     """
@@ -60,6 +62,7 @@ class Preemption:
         self._published = False
         self._lock = threading.Lock()
         self._heard = ""  # the name of the first signal
+        self._interrupts = 0  # SIGINTs of this rank
         self._timer: threading.Timer | None = None
         bell.hears(_TOPIC, self._answer)
 
@@ -77,8 +80,12 @@ class Preemption:
 
     def hear(self, number: signal.Signals) -> None:
         """Notes, from any thread, that this rank got one of the SIGNALS."""
-        if not self._starts(number.name):
-            return  # already known
+        is_first = self._starts(number.name)
+        self._interrupts += number == signal.SIGINT
+        if not is_first:
+            if self.is_interrupt and (number != signal.SIGINT or self._interrupts > 1):
+                self._hurry(AGAIN_SECONDS if number == signal.SIGINT else SAVE_SECONDS, number.name)
+            return
         try:
             self._bell.ring(_TOPIC, number.name)
         except RuntimeError as error:  # the store is gone: peers may be, too
@@ -106,21 +113,27 @@ class Preemption:
         return self._store.check([_LAST_STEP]) and step >= int(self._store.get(_LAST_STEP))
 
     def _starts(self, name: str) -> bool:
-        """Starts the timer for the end of the process; returns whether no signal was known yet."""
+        """Notes a signal, and limits the time to save; returns whether none was known yet."""
         with self._lock:
             if self._heard or self._left.is_set():
                 return False
             self._heard = name
-            if self.is_interrupt:
-                return True
+        if not self.is_interrupt:
+            self._hurry(SAVE_SECONDS, name)
+        return True
+
+    def _hurry(self, seconds: float, name: str) -> None:
+        """Starts the timer for the end of the process, unless it runs."""
+        with self._lock:
+            if self._timer is not None or self._left.is_set():
+                return
             why = (
-                f"{name}: no step ended and was saved within {SAVE_SECONDS:g} s; earlier "
-                "checkpoints are unchanged"
+                f"{name}: no step ended and was saved within {seconds:g} s; earlier checkpoints "
+                "are unchanged"
             )
-            self._timer = threading.Timer(SAVE_SECONDS, self._stop_at_once, [why])
+            self._timer = threading.Timer(seconds, self._stop_at_once, [why])
             self._timer.daemon = True
             self._timer.start()
-            return True
 
     def _answer(self, ring: Ring) -> None:
         """Answers in the bell's thread, and learns whether all ranks do."""

@@ -14,8 +14,8 @@ class SignalListener:
 
     Python calls a handler in the main thread, which may wait for a peer for minutes. So each signal
     also writes a byte into a socket, which wakes the thread. The main thread must enter the
-    listener, and a process can have only one at a time. The functions must return soon. Only the
-    first SIGINT is listened to: the next one raises KeyboardInterrupt, as usual.
+    listener, and a process can have only one at a time. The functions must return soon. From the
+    second SIGINT on, KeyboardInterrupt is raised, too, as usual.
     """
 
     def __init__(self, hears: Mapping[signal.Signals, Callable[[signal.Signals], None]]) -> None:
