@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from axonn_ext.bench import launched
 from axonn_ext.bench.benchmark import add_run_options
 from axonn_ext.bench.ranking_cases import (
     CASES,
@@ -25,7 +26,6 @@ from axonn_ext.bench.ranking_cases import (
     legal_configs,
     predict,
 )
-from axonn_ext.calibrate import launched
 from axonn_ext.calibrate.find_machine import find_machine
 from axonn_ext.calibrate.this_machine import describe_machine
 from axonn_ext.planner import Machine
@@ -176,7 +176,7 @@ def run(args: argparse.Namespace) -> int:
     here = process.this_process()
     if args.worker is not None:
         here = here or Process()
-        launched.do_plan(args.worker, here, partial(_time_here, here))
+        launched.do_plan(args.worker, here, Launch, partial(_time_here, here))
         return 0
     if here is not None:
         raise UserError("bench ranking starts its processes itself; not under torchrun")
@@ -235,7 +235,8 @@ def _rank(name: str, args: argparse.Namespace, pipelines: Pipelines, machine: Ma
         text = f"timing {name} on {len(configs)} grids of {args.nproc} ranks"
         Console(stderr=True).print(text, style="dim", highlight=False)
         plan = Launch(case, configs, args.rounds)
-        measured = launched.start("ranking", plan, args.nproc)
+        found = launched.start("ranking", plan, args.nproc)
+        measured = [Times(*times) for times in found]
     else:
         measured = _read_times(args.times, name, configs)
     return [

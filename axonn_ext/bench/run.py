@@ -11,13 +11,13 @@ from dataclasses import dataclass
 import torch
 
 import axonn_ext
+from axonn_ext.bench import launched
 from axonn_ext.bench.block import block_case
 from axonn_ext.bench.case import Case, Spec
 from axonn_ext.bench.gemm import gemm_case
 from axonn_ext.bench.linear import linear_case
 from axonn_ext.bench.reference import Outputs, Verdict, judge
 from axonn_ext.bench.results import Ratios, Row
-from axonn_ext.calibrate import launched
 from axonn_ext.calibrate.measure import (
     MIN_BATCH_SECONDS,
     ROUNDS,

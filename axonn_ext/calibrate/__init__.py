@@ -6,6 +6,5 @@ messages   messages between the stages of a pipeline
 fit        bandwidth and latency from the times of messages
 file       the machine file with the results
 command    the command line
-launched   the processes that it and benchmarks of several ranks start
 nccl_tests, with_links   logs of nccl-tests, and the machine file with their measurements
 """

@@ -5,19 +5,18 @@ from __future__ import annotations
 import argparse
 import datetime
 import json
-from collections.abc import Mapping
-from functools import partial
+import tempfile
 from pathlib import Path
 from typing import Any
 
 from rich.table import Table
 
-from axonn_ext.calibrate import launched
 from axonn_ext.calibrate.file import LinkRow, link_rows, machine_file, peak_flops
 from axonn_ext.calibrate.find_machine import measured_file
 from axonn_ext.calibrate.plan import Plan
 from axonn_ext.calibrate.this_machine import default_device, describe_machine, num_cores
 from axonn_ext.ranks.launch import process
+from axonn_ext.ranks.launch.launcher import launch
 from axonn_ext.ranks.launch.place import Process
 from axonn_ext.spec import settings
 from axonn_ext.terminal.arguments import MOST_PROCESSES, MOST_THREADS, new_parser, whole
@@ -27,6 +26,7 @@ from axonn_ext.terminal.files import check_writable, make_folder, write_text
 
 DEVICES = ("cpu", "cuda")
 DTYPES = ("bf16", "fp16", "fp32")
+PLAN_FILE, RESULT_FILE = "plan.json", "result.json"
 
 DESCRIPTION = """\
 Measures this machine for the planner: bandwidth and latency of every kind of group of ranks, matrix
@@ -74,8 +74,7 @@ def run(args: argparse.Namespace) -> int:
     """Runs the command; raises what `axonn_ext.cli.main` turns into messages."""
     here = process.this_process()
     if args.worker is not None:
-        here = here or Process()
-        launched.do_plan(args.worker, here, partial(_measure_here, here))
+        run_folder(args.worker, here or Process())
         return 0
     if here is not None:
         raise UserError("bench links starts its processes itself; not under torchrun")
@@ -88,7 +87,8 @@ def run(args: argparse.Namespace) -> int:
         f"measuring {len(plan.groups)} shapes of groups and {len(plan.products)} products on "
         f"{plan.num_ranks} ranks", style="dim", highlight=False,
     )  # fmt: skip
-    _write(args, plan, launched.start("links", plan, plan.num_ranks), out)
+    measured = _launch(plan)
+    _write(args, plan, measured, out)
     return 0
 
 
@@ -109,11 +109,27 @@ def make_plan(args: argparse.Namespace) -> Plan:
     )  # fmt: skip
 
 
-def _measure_here(here: Process, plan: Plan) -> Mapping[str, Any]:
+def run_folder(folder: Path, here: Process) -> None:
+    """Runs one rank's part of the plan in the folder; rank 0 writes the result there."""
     from axonn_ext.calibrate.ranks import measure_machine
 
-    with launched.meeting("links", plan, here, plan.device, threads=plan.threads):
-        return measure_machine(plan)
+    plan = Plan.from_json((folder / PLAN_FILE).read_text())
+    store = process.open_store(here)
+    process.meet(store, here, lambda: process.plan_values("bench links", plan))
+    process.set_threads(here, plan.threads)
+    with process.process_group(here, store, plan.device):
+        measured = measure_machine(plan)
+    if here.rank == 0:
+        (folder / RESULT_FILE).write_text(json.dumps(measured))
+
+
+def _launch(plan: Plan) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory(prefix="axonn_ext_links_") as name:
+        folder = Path(name)
+        (folder / PLAN_FILE).write_text(plan.to_json())
+        launch(plan.num_ranks, ["bench", "links", "--worker", name])
+        measured: dict[str, Any] = json.loads((folder / RESULT_FILE).read_text())
+        return measured
 
 
 def _out(args: argparse.Namespace) -> Path:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -70,6 +72,14 @@ class Plan:
     def products(self) -> list[Product]:
         sizes = _GPU_PRODUCTS if self.device == "cuda" else _CPU_PRODUCTS
         return [Product(*size, layout) for size in sizes for layout in PRODUCT_LAYOUTS]
+
+    def to_json(self) -> str:
+        return json.dumps(dataclasses.asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> Plan:
+        values = json.loads(text)
+        return cls(**{**values, "dtypes": tuple(values["dtypes"])})
 
 
 def group_shapes(num_ranks: int, *, by_axis: bool) -> list[GroupShape]:

@@ -181,7 +181,8 @@ def _generate(args: argparse.Namespace, request: Request, here: Process) -> None
         if here.rank == 0:
             count = _show(request, steps, as_json=args.json)
             seconds = time.perf_counter() - began
-            rate = f"generated {count} token(s) in {seconds:.1f} s: {count / seconds:.1f} tokens/s"
+            tokens = f"{count} token{'' if count == 1 else 's'}"
+            rate = f"generated {tokens} in {seconds:.1f} s, {count / seconds:.1f} per second"
             say(Console(stderr=True), rate)
         else:
             for _ in steps:

@@ -16,6 +16,7 @@ from rich.console import Console
 from torch import nn
 
 from axonn_ext import GridShape
+from axonn_ext.bench.launched import from_json, from_plain, to_json
 from axonn_ext.bench.output import exit_status
 from axonn_ext.bench.pipeline import command, report, run, systems
 from axonn_ext.bench.pipeline.plan import CASES, CaseSpec, Plan
@@ -142,6 +143,7 @@ def test_every_schedule_has_right_gradients_and_times(pool) -> None:
     assert by_name["1f1b"].use.deferred == (0, 0) and by_name["1f1b"].ratio_to_1f1b == 1.0
     kinds = [span.kind for span in by_name["zero_bubble"].timeline[1]]
     assert sorted(kinds) == ["backward"] * 4 + ["forward"] * 4 + ["weight"] * 4
+    assert from_json(Row, to_json(rows[0])) == rows[0]
 
 
 def build_wrongly(*arguments: Any) -> System:
@@ -245,6 +247,7 @@ def test_the_default_plan_is_the_documented_one() -> None:
     assert (plan.grid, plan.micro_batches, plan.rounds) == (GridShape(pipe=4), 16, 10)
     assert (plan.stage_ms, plan.delays) == ((20.0, 20.0, 20.0), (0.0, 0.2))
     assert [case.name for case in plan.cases] == list(CASES)
+    assert from_json(Plan, to_json(plan)) == plan
     # Cases that the sizes do not allow are left out unless requested.
     plan = command.make_plan(arguments("--grid", "pipe=4,x=2", "--micro-batches", "6"))
     left = set(CASES) - {"interleaved", "torch-1f1b", "torch-zero_bubble"}
@@ -283,9 +286,9 @@ def test_the_command_writes(tmp_path: Path) -> None:
     assert done.status == 0, done.output
     content = json.loads(table.read_text())
     assert content["machine"]["torch"] == torch.__version__
-    rows = content["rows"]
-    assert [field.name for field in dataclasses.fields(Row)] == list(rows[0])
-    assert len(rows) == 3 + 3 and all(row["median_s"] for row in rows)
+    rows = from_plain(list[Row], content["rows"])
+    assert [field.name for field in dataclasses.fields(Row)] == list(content["rows"][0])
+    assert len(rows) == 3 + 3 and all(row.median_s for row in rows)
     assert "stages emulated: a stage's times are sleeps" in done.output
     assert [line["case"] for line in content["summary"]] == ["message_driven"] * 2
     assert chart.stat().st_size > 10_000

@@ -10,11 +10,13 @@ from typing import Any
 
 import pytest
 
+from axonn_ext.bench.launched import from_json, to_json
 from axonn_ext.bench.ranking import Row, judge, markdown, spearman
 from axonn_ext.bench.ranking_cases import (
     CASES,
     Launch,
     Pipelines,
+    Times,
     default_models,
     legal_configs,
     predict,
@@ -81,7 +83,12 @@ def test_grids_with_stages_are_compared_if_asked():
     assert parts["data=4,pipe=2"] == 8  # 4 sequences each, one per rank of data
     for config in configs:
         assert 0 < predict(case, config, machine) < 60
+    assert from_json(Launch, to_json(Launch(case, configs, 1))).configs == configs
     assert {c.grid.pipe for c in legal_configs(CASES["gpt"], 8, Pipelines(4))} == {1, 2}  # 2 blocks
+
+
+def time_launch(text: str) -> list[Times]:
+    return time_configs(from_json(Launch, text))
 
 
 @pytest.mark.parametrize("overlaps", [False, True])
@@ -91,7 +98,7 @@ def test_ranks_time_all_grids(pool: Any, overlaps: bool):
     launch = Launch(case, configs, rounds=2)
     assert len(launch.configs) == 5 and launch.configs[-1].grid.pipe == 2
     assert all((", overlap" in f", {c.schedule}") == overlaps for c in configs)
-    first, second = pool(2).run(time_configs, launch)
+    first, second = pool(2).run(time_launch, to_json(launch))
     assert first == second and all(0 < times.fastest_s <= times.median_s for times in first)
 
 

@@ -15,6 +15,7 @@ import torch.distributed as dist
 from rich.console import Console
 
 from axonn_ext import GridShape
+from axonn_ext.bench.launched import from_json, from_plain, to_json
 from axonn_ext.bench.output import exit_status
 from axonn_ext.bench.results import content_of
 from axonn_ext.bench.train import command, options, report
@@ -44,7 +45,6 @@ from axonn_ext.cli.main import Parser
 from axonn_ext.models import ModelConfig, ParallelConfig
 from axonn_ext.terminal.errors import UserError
 from axonn_ext.terminal.rows import RowsFile
-from bench_rows import named
 from commands import AXONN, run, torchrun
 
 SMALL = Workload(
@@ -97,6 +97,7 @@ def test_other_ways_to_run_train_alike(pool):
     )
     divided = [SystemSpec("ours", GridShape(data=4), zero) for zero in (1, 2)]
     plan = dataclasses.replace(plan, systems=(*plan.systems, *divided))
+    assert from_json(Plan, to_json(plan)) == plan
     for errors in pool(4).run(errors_of_all, plan):
         assert max(errors.values()) < 5e-6, errors
 
@@ -104,6 +105,7 @@ def test_other_ways_to_run_train_alike(pool):
 def test_every_system_trains_alike_in_bf16(pool):
     plan = small_plan(4, BASELINES, GridShape(2, 2), GridShape(z=4))
     plan = dataclasses.replace(plan, workload=dataclasses.replace(SMALL, dtype="bf16"))
+    assert from_json(Plan, to_json(plan)) == plan
     for errors in pool(4).run(errors_of_all, plan):
         # A tenth of the limits, but more than the errors of fp32, to prove that bf16 is used.
         assert max(errors.values()) < 2e-3, errors
@@ -177,7 +179,7 @@ def test_a_wrong_system_gets_no_time(pool, tmp_path):
         assert "fsdp2: wrong loss: nan" in text
         RowsFile("--json", tmp_path / "rows.json").write(content_of({}, rows))
         written = json.loads((tmp_path / "rows.json").read_text())["rows"]
-        assert written == [dataclasses.asdict(row) for row in rows]
+        assert from_plain(list[Row], written) == rows
 
 
 def test_the_verdict_on_a_trace():
@@ -208,6 +210,7 @@ def test_the_default_plan_is_the_documented_one():
     assert (plan.workload.batch_size, plan.num_ranks, plan.rounds) == (16, 4, 10)
     names = [spec.name for spec in plan.systems]
     assert names == [*BASELINES, "ours x=2,y=2"]
+    assert from_json(Plan, to_json(plan)) == plan
 
 
 def test_defaults_depend_on_the_device():
@@ -280,6 +283,7 @@ def test_charts(tmp_path, scaling):
 
 def test_findings_say_who_is_ahead_and_what_is_noisy():
     run_ = [made_up_row("single", 1, 100), made_up_row("ddp", 4, 50), made_up_row("ours", 4, 75)]
+    assert from_json(list[Row], to_json(run_)) == run_
     lines = report.findings(run_, cores=2)
     assert (
         lines[0] == "4 ranks: ours reaches 0.75 of single, 1.50 x the fastest of torch's on as "
@@ -320,9 +324,9 @@ def test_rows_are_known_after_each_launch(monkeypatch):
         assert (name, num_ranks) == ("train", plan.num_ranks)
         asked.append((plan.what, plan.num_ranks))
         if plan.what == "memory":
-            return MemoryUse(7, 3)
+            return {"peak_bytes": 7, "shared_bytes": 3}
         rows = [made_up_row(spec.kind, plan.num_ranks, 100) for spec in plan.systems]
-        return [dataclasses.replace(row, memory=None) for row in rows]
+        return [dataclasses.asdict(dataclasses.replace(row, memory=None)) for row in rows]
 
     monkeypatch.setattr(command.launched, "start", start)
     written: list[list[MemoryUse | None]] = []
@@ -348,7 +352,7 @@ def test_the_command_times_weighs_and_writes(tmp_path: Path):
     assert done.status == 0, done.output
     content = json.loads(table.read_text())
     assert content["machine"]["torch"] == torch.__version__
-    rows = named(content["rows"])
+    rows = from_plain(list[Row], content["rows"])
     assert [row.system for row in rows] == ["single", "ours x=2"]
     states = 4 * 4 * 2 * 12 * 256**2  # weights, gradients, two moments of the blocks' matrices
     for row in rows:
@@ -366,7 +370,7 @@ def test_under_torchrun(tmp_path: Path):
     chosen = [*SMALL_OPTIONS, "--baseline", "tp", "--json", str(table)]
     done = run([*torchrun(2), "bench", "train", *chosen])
     assert done.status == 0, done.output
-    rows = named(json.loads(table.read_text())["rows"])
+    rows = from_plain(list[Row], json.loads(table.read_text())["rows"])
     assert [row.system for row in rows] == ["single", "tp", "ours x=2"]
     assert all(row.tokens_per_s and row.memory is None for row in rows)
 

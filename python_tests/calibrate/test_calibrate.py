@@ -123,16 +123,16 @@ def check_link(machine: Any, grid: GridShape, row: Any) -> None:
     assert math.isclose(seconds, want, rel_tol=1e-3)
 
 
-def measure(plan: Plan) -> Mapping[str, Any]:
+def measure(plan_json: str) -> Mapping[str, Any]:
     from axonn_ext.calibrate.ranks import measure_machine
 
-    return measure_machine(plan)
+    return measure_machine(Plan.from_json(plan_json))
 
 
 @pytest.mark.long
 def test_two_ranks_measure_a_machine(pool: Any, tmp_path: Path):
     plan = Plan(2, "cpu", ("fp32",), rounds=1, threads=1, by_axis=False)
-    first, second = pool(2).run(measure, plan)
+    first, second = pool(2).run(measure, plan.to_json())
     assert first["links"] == second["links"]  # the times of the slowest rank
     assert [(r["inner"], r["size"], r["kind"]) for r in first["links"]] == [
         (1, 2, kind) for kind in (*COLLECTIVES, SEND)

@@ -54,7 +54,7 @@ def test_a_prompt_grows_as_the_whole_model_says(model, capsys) -> None:
     assert status == 0
     want = bytes(greedy(model, PROMPT, 12)).decode(errors="replace")
     assert out == f"{PROMPT}{want}\n"
-    assert "12 tokens in" in err
+    assert "generated 12 tokens in" in err
 
 
 def test_a_continuation_keeps_the_space_before_its_first_word(tmp_path) -> None:

@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from axonn_ext.bench.launched import from_plain
 from axonn_ext.bench.ops_cases import CASES, OURS, TORCH
+from axonn_ext.bench.train.plan import Row
 from axonn_ext.kernels import extension
-from bench_rows import named
 from commands import AXONN, run
 from slot_cases import DTYPES, SHAPES, make_slots, sums_in_order
 
@@ -50,7 +51,7 @@ def test_training_on_one_gpu(tmp_path: Path, dtype: str) -> None:
          "1", "--dtype", dtype, "--baseline", "ddp", "--baseline", "fsdp2", "--json", str(path)],
     )  # fmt: skip
     assert done.status == 0, done.output
-    rows = named(json.loads(path.read_text())["rows"])
+    rows = from_plain(list[Row], json.loads(path.read_text())["rows"])
     assert [row.system for row in rows] == ["single", "ddp", "fsdp2", "ours x=1"]
     matrices = 2 * 12 * 64**2
     for row in rows:

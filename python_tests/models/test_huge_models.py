@@ -86,7 +86,7 @@ def test_more_positions_than_there_is_memory_for_are_refused(tmp_path, alone) ->
 def test_no_checkpoint_exports_one(tmp_path, alone) -> None:
     model = models.build(LLAMA, axonn_ext.Grid())
     extra = {"model": dataclasses.asdict(LLAMA) | {"num_layers": 10**12}}
-    extra["config"] = {"lora": {}}
+    extra |= {"origins": {"pretrained": "", "tokenizer": ""}, "config": {"lora": {}}}
     checkpoint.save(tmp_path / "step", model=model, extra=extra)
     with pytest.raises(CheckpointError, match=r"extra describes a model of .* the checkpoint has"):
         export(tmp_path / "step", tmp_path / "out", dtype="fp32")

@@ -1,11 +1,6 @@
-"""Rows of benchmark results: made up, and read from --json."""
+"""Made-up rows of benchmark results."""
 
 from __future__ import annotations
-
-import json
-from collections.abc import Sequence
-from types import SimpleNamespace
-from typing import Any
 
 from axonn_ext import GridShape
 from axonn_ext.bench.results import Row
@@ -20,9 +15,3 @@ def row_of(op: str, m: int, algorithm: str, median_us: float | None) -> Row:
         ratio_to_floor=median_us, hidden_share=None, overlap_efficiency=None, rel_error=0.0,
         error_limit=1.0, worst_output="y", batches=1, calls_per_batch=1, threads=1,
     )  # fmt: skip
-
-
-def named(rows: Sequence[Any]) -> list[Any]:
-    """The rows of a --json, with their values as attributes."""
-    found: list[Any] = json.loads(json.dumps(rows), object_hook=lambda d: SimpleNamespace(**d))
-    return found

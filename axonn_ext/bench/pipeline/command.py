@@ -7,13 +7,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from axonn_ext.bench import launched
 from axonn_ext.bench.benchmark import add_run_options
 from axonn_ext.bench.output import check_outputs, dots, exit_status, subtitle, write_plot
 from axonn_ext.bench.pipeline.plan import BASE, CASES, ROWS, CaseSpec, Plan, problem_of
 from axonn_ext.bench.pipeline.report import plot_rows, print_rows
 from axonn_ext.bench.pipeline.results import Row, lines_of
 from axonn_ext.bench.results import content_of
-from axonn_ext.calibrate import launched
 from axonn_ext.calibrate.this_machine import describe_machine
 from axonn_ext.ranks.launch import process
 from axonn_ext.ranks.launch.place import Process
@@ -91,13 +91,13 @@ def run(args: argparse.Namespace) -> int:
     console = Console()
     if args.worker is not None:
         here = here or Process()
-        launched.do_plan(args.worker, here, partial(_run_here, here, console))
+        launched.do_plan(args.worker, here, Plan, partial(_run_here, here, console))
         return 0
     check_outputs(args)
     plan = make_plan(args)
     if here is None:
         say(console, f"timing {len(plan.cases)} schedules on {plan.grid.size} ranks", style="dim")
-        rows = launched.start("pipeline", plan, plan.grid.size)
+        rows = launched.from_plain(list[Row], launched.start("pipeline", plan, plan.grid.size))
     else:
         if here.world_size != plan.grid.size or here.local_world_size != here.world_size:
             raise UserError(

@@ -1,4 +1,4 @@
-"""The plan of a run of the benchmark."""
+"""The plan of a run of the benchmark, in plain values that its processes get as JSON."""
 
 from __future__ import annotations
 

@@ -7,8 +7,8 @@ import gc
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
+from axonn_ext.bench.launched import from_plain
 from axonn_ext.bench.pipeline.plan import BASE, OURS, Plan
 from axonn_ext.bench.pipeline.results import MOST_ERROR, Row, Span, Use, make_row
 from axonn_ext.bench.pipeline.systems import (
@@ -20,10 +20,8 @@ from axonn_ext.bench.pipeline.systems import (
     serial_gradients,
 )
 from axonn_ext.calibrate.measure import Ranks, garbage_collected_by_hand, span, turns
-from axonn_ext.pipeline.engine import TaskRun
 from axonn_ext.ranks.grid import Grid
 from axonn_ext.ranks.rank_values import of_all_ranks
-from axonn_ext.spec.pipeline import Task
 
 
 @dataclass
@@ -127,14 +125,8 @@ def _gather(
     leads = grid.model_group.rank == grid.axis("data").rank == 0
     everyone = of_all_ranks([grid.axis("pipe").rank, leads, own])
     leaders = {stage: use for stage, leads, use in everyone if leads}
-    stages = [_use_of(leaders[stage]) for stage in range(plan.stages)]
+    stages = [from_plain(StepUse, leaders[stage]) for stage in range(plan.stages)]
     return _use(stages), _timeline(stages)
-
-
-def _use_of(values: dict[str, Any]) -> StepUse:
-    """Returns what a rank needed, from the JSON of its fields."""
-    tasks = (TaskRun(**run | {"task": Task(**run["task"])}) for run in values["tasks"])
-    return StepUse(**values | {"tasks": tuple(tasks)})
 
 
 def _use(stages: Sequence[StepUse]) -> Use:

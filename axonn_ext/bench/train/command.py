@@ -12,6 +12,7 @@ from typing import Any, NoReturn
 
 import torch
 
+from axonn_ext.bench import launched
 from axonn_ext.bench.output import check_outputs, dots, exit_status, subtitle, write_plot
 from axonn_ext.bench.results import content_of
 from axonn_ext.bench.train import options, report
@@ -27,7 +28,6 @@ from axonn_ext.bench.train.plan import (
     SystemSpec,
     Workload,
 )
-from axonn_ext.calibrate import launched
 from axonn_ext.calibrate.this_machine import check_device, describe_machine, num_cores
 from axonn_ext.ranks.launch import process
 from axonn_ext.ranks.launch.place import Process
@@ -57,7 +57,7 @@ def run(args: argparse.Namespace) -> int:
     console = Console()
     if args.worker is not None:
         here = here or Process()
-        launched.do_plan(args.worker, here, partial(_run_here, here, console))
+        launched.do_plan(args.worker, here, Plan, partial(_run_here, here, console))
         leave(0)
     if here is None or here.rank == 0:
         check_outputs(args)
@@ -236,7 +236,7 @@ def _launch_all(
     for plan in plans:
         text = f"timing {len(plan.systems)} systems, {plan.num_ranks} ranks"
         say(console, text, style="dim")
-        timed: list[Row] = launched.start("train", plan, plan.num_ranks)
+        timed = launched.from_plain(list[Row], launched.start("train", plan, plan.num_ranks))
         write([*rows, *timed])
         for i, (spec, row) in enumerate(zip(plan.systems, timed, strict=True)):
             if weigh and row.problem is None and row.memory is None:
@@ -251,4 +251,4 @@ def _weigh(plan: Plan, spec: SystemSpec, console: Console) -> MemoryUse:
     say(console, f"memory of {spec.name}", style="dim")
     num_ranks = 1 if spec.kind == SINGLE else plan.num_ranks
     alone = dataclasses.replace(plan, what="memory", systems=(spec,), num_ranks=num_ranks)
-    return launched.start("train", alone, num_ranks)
+    return MemoryUse(**launched.start("train", alone, num_ranks))

@@ -1,4 +1,4 @@
-"""The plan of a run, and its rows."""
+"""The plan of a run and its rows, in plain values that processes exchange as JSON."""
 
 from __future__ import annotations
 
