@@ -143,7 +143,7 @@ def test_the_command(tmp_path: Path):
     ("arguments", "message"),
     [
         (["--rows", "0"], "--rows: expected a whole number >= 1"),
-        (["--rows", "1000000", "--vocab", "1000000"], "GB of memory, this machine has"),
+        (["--rows", "1000000", "--vocab", "1000000"], "GB of memory, but this machine has"),
         (["--plot", "loss.txt"], "--plot: expected a name ending in .png, .svg or .pdf"),
         (["--baseline", "x"], "--baseline"),
     ],

@@ -137,7 +137,7 @@ def test_the_command(tmp_path: Path):
     [
         (["--elements", "0"], "--elements: expected a whole number >= 1"),
         (["--dtype", "fp64"], "--dtype: invalid choice: 'fp64'"),
-        (["--elements", "1e12"], "GB of memory, this machine has"),
+        (["--elements", "1e12"], "GB of memory, but this machine has"),
         (["--folder", "none"], "--folder: expected a folder that can be written, got none"),
         (["--plot", "loss.txt"], "--plot: expected a name ending in .png, .svg or .pdf"),
         (["--baseline", "x"], "--baseline"),

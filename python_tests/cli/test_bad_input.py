@@ -91,10 +91,10 @@ def test_pipelines_where_there_are_none() -> None:
 
 def test_unknown_command_and_option() -> None:
     assert_refused(["trian"], "unknown command trian (did you mean train?)")
-    for command in ("train", "compare", "plan"):
+    for command in ("train", "doctor"):
         assert_refused([command, "--outt=a"], "unknown argument --outt=a", f"{command} --help")
     assert_refused(["train", "--gird", "x=2"], "unknown argument --gird (did you mean --grid?)")
-    assert_refused(["plan", "--modle", "a"], "unknown argument --modle (did you mean --model?)")
+    assert_refused(["doctor", "--jsno=a"], "unknown argument --jsno=a (did you mean --json?)")
     assert_refused(["train", "--train.lr=1"], "unknown key train.lr", "did you mean optim.lr?")
 
 
@@ -103,15 +103,15 @@ def test_unknown_command_and_option() -> None:
     [
         ([], "meta-llama/Llama-3.2-1B", "hf download meta-llama/Llama-3.2-1B"),
         (["run/metrics.jsonl"], "run", "axonn-ext checkpoint export"),
-        (["run/metrics.jsonl", "run/model/config.json"], "run", "the model is in run/model"),
+        (["run/metrics.jsonl", "run/model/config.json"], "run", "; the model is in "),
         (["tuned/adapter_config.json"], "tuned", "--model MODEL --adapter FOLDER"),
         ([], "nowhere", "nowhere: expected a folder with config.json"),
     ],
 )
 def test_a_folder_without_a_model(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files: list[str], folder: str, remedy: str
+    tmp_path: Path, files: list[str], folder: str, remedy: str
 ) -> None:
-    monkeypatch.chdir(tmp_path)
+    folder = str(tmp_path / folder) if files else folder
     for name in files:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).touch()
