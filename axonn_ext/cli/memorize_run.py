@@ -278,7 +278,10 @@ def _train(folder: Path, grid: str, options: Sequence[str]) -> None:
         config=None, grid=grid, machine=None, nproc=None, resume="auto", out=folder,
         overwrite=False, profile=False, print_config=False,
     )  # fmt: skip
-    train.run(arguments, options)
+    try:
+        train.run(arguments, options)
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt("interrupted; the same command with --resume goes on") from None
 
 
 def _trained_model(run: Path, config: Config) -> Path:

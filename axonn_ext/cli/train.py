@@ -146,7 +146,8 @@ def run(args: argparse.Namespace, extra: Sequence[str], *, note: str = "") -> in
     try:
         _run_here(args, config, folder, overrides, note=note)
     except KeyboardInterrupt as error:
-        raise KeyboardInterrupt(str(error) or _interrupted(config, folder)) from None
+        said = str(error) or _interrupted(config, folder, overwrite=args.overwrite)
+        raise KeyboardInterrupt(said) from None
     return 0
 
 
@@ -173,8 +174,10 @@ def _run_here(
         _launch(world_size, _worker_arguments(args, config, folder, overrides), config, folder)
 
 
-def _interrupted(config: Config, folder: Path) -> str:
-    """Says what a run has saved that was interrupted at once."""
+def _interrupted(config: Config, folder: Path, *, overwrite: bool) -> str:
+    """Says what a run has saved that was interrupted at once, if all there is its own."""
+    if overwrite:
+        return "interrupted"
     if not config.checkpoint.interval:
         return "interrupted; no weights were saved: checkpoint.interval is 0"
     latest = CheckpointFolder(folder / CHECKPOINTS).latest()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from argparse import ArgumentParser
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from axonn_ext.spec.files.errors import hint
 
@@ -28,8 +28,17 @@ def refuse_extra(parser: ArgumentParser, extra: Sequence[str]) -> None:
 
 def nearest_flag(parser: ArgumentParser, argument: str) -> str:
     """Returns a hint at the parser's flag that is most similar; "" if none is."""
-    flags = [flag for action in parser._actions for flag in action.option_strings]
-    return hint(argument.partition("=")[0], flags) if argument.startswith("--") else ""
+    return hint(argument.partition("=")[0], _flags(parser)) if argument.startswith("--") else ""
+
+
+def _flags(parser: ArgumentParser) -> list[str]:
+    """Returns the flags of a parser and of its subcommands."""
+    flags: list[str] = []
+    for action in parser._actions:
+        flags += action.option_strings
+        if isinstance(action.choices, Mapping):  # subcommands
+            flags += [flag for inner in action.choices.values() for flag in _flags(inner)]
+    return flags
 
 
 class MeetingError(UserError):

@@ -95,6 +95,7 @@ def test_unknown_command_and_option() -> None:
         assert_refused([command, "--outt=a"], "unknown argument --outt=a", f"{command} --help")
     assert_refused(["train", "--gird", "x=2"], "unknown argument --gird (did you mean --grid?)")
     assert_refused(["doctor", "--jsno=a"], "unknown argument --jsno=a (did you mean --json?)")
+    assert_refused(["checkpoint", "list", "a", "--jsno"], "--jsno", "checkpoint --help")
     assert_refused(["train", "--train.lr=1"], "unknown key train.lr", "did you mean optim.lr?")
 
 

@@ -57,7 +57,7 @@ def test_a_process_that_is_alone_ends_after_the_step(number: signal.Signals) -> 
         os.kill(os.getpid(), number)
         steps = itertools.count(1)
         wait_until(lambda: stop.due(next(steps)), "a step after which it ends")
-    again = "; Ctrl-C again ends at once" if number == signal.SIGINT else ""
+    again = "; Ctrl-C again ends the run" if number == signal.SIGINT else ""
     assert lines == [f"{number.name}: saving after the step that is under way{again}"]
     assert signal.getsignal(number) == before
     assert stop.is_interrupt == (number == signal.SIGINT)

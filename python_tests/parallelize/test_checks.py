@@ -363,7 +363,7 @@ def test_a_fused_projection_gets_a_plan_that_works(pool):
         for one, two in pool(2).run(fused, shape):
             for message, plan, error in (one, two):
                 assert "the model on the grid fails in layers.0 (test_checks.py:" in message
-                assert "the code of layers.0 (FusedAttention) works across" in message
+                assert "the code of layers.0 (FusedAttention) may work across" in message
                 assert "use auto_parallelize" in message and error < 1e-12
                 assert plan == ["layers.0", "layers.1"][: len(plan)]
             assert 'plan={"layers.0": "plain"}' in one[0] and len(two[1]) == 2

@@ -69,7 +69,7 @@ def _origin(failure: Exception, containers: Mapping[str, nn.Module]) -> tuple[st
 
 def _advice(name: str, containers: Mapping[str, nn.Module]) -> str:
     """Returns what to do about code across features in the container of this name; "": unknown."""
-    text = 'some code between the modules works across features; let the plan make it "plain"'
+    text = 'some code between the modules may work across features; let the plan make it "plain"'
     if name:
         kind = type(containers[name]).__name__
         plan = f'{{"{name}": "plain"}}'
@@ -78,7 +78,7 @@ def _advice(name: str, containers: Mapping[str, nn.Module]) -> str:
                 '{name: "plain" for name, module in model.named_modules() '
                 f'if type(module).__name__ == "{kind}"}}'
             )
-        text = f"the code of {name} ({kind}) works across features; make it plain by plan={plan}"
+        text = f"the code of {name} ({kind}) may work across features; make it plain by plan={plan}"
     return (
         f"{text}, or use auto_parallelize, which splits the Linears of any code. The model is "
         "unusable now"

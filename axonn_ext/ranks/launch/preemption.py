@@ -149,7 +149,7 @@ class Preemption:
             return
         if all_answer:
             self._ready.set()
-            again = "; Ctrl-C again ends at once" if self.is_interrupt else ""
+            again = "; Ctrl-C again ends the run" if self.is_interrupt else ""
             self._tell(f"{ring.text}: saving after the step that is under way{again}")
         else:
             who = name_ranks(late) if late else "a rank in time"
