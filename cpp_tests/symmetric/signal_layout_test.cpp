@@ -35,17 +35,6 @@ TEST(SignalLayout, EachChunkOfEachPhaseHasAFlagOfItsOwn) {
 
 TEST(SignalLayout, FitsThePadOfTheGroup) {
   EXPECT_EQ(kNumSignals, SymmetricGroup::kNumFlags);
-  EXPECT_TRUE((SignalLayout{2, 128, 4}.legal()));
-  EXPECT_FALSE((SignalLayout{2, 128, 5}.legal()));
-  EXPECT_FALSE((SignalLayout{1, 0, 1}.legal()));
-  EXPECT_EQ(SignalLayout::max_chunks(2, 128), 4);
-  EXPECT_EQ(SignalLayout::max_chunks(2, 8), 64);
-  EXPECT_EQ(SignalLayout::max_chunks(2, 513), 0);
-  for (const int64_t shards : {1, 3, 8, 512}) {
-    const int64_t most = SignalLayout::max_chunks(2, shards);
-    EXPECT_TRUE((SignalLayout{2, shards, most}.legal()));
-    EXPECT_FALSE((SignalLayout{2, shards, most + 1}.legal()));
-  }
 }
 
 TEST(SignalLayout, FlagsLieOnLinesOfTheirOwn) {

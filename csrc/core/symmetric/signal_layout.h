@@ -26,17 +26,8 @@ struct SignalLayout {
     return {num_phases, plan.num_shards, plan.chunks_per_shard};
   }
 
-  // Returns the maximum number of chunks per shard that fit; 0 if not even whole shards fit.
-  AXONN_HOST_DEVICE static constexpr int64_t max_chunks(int64_t num_phases, int64_t num_shards) {
-    return kNumSignals / (num_phases * num_shards);
-  }
-
   AXONN_HOST_DEVICE constexpr int64_t num_flags() const {
     return num_phases * num_shards * chunks_per_shard;
-  }
-  AXONN_HOST_DEVICE constexpr bool legal() const {
-    return num_phases >= 1 && num_shards >= 1 && chunks_per_shard >= 1 &&
-           num_flags() <= kNumSignals;
   }
 
   // `index.shard` is the shard that the chunk belongs to, with one exception: for the addends of a
