@@ -177,7 +177,7 @@ def overlap_on_a_lane() -> tuple[float, float, float, bool]:
 def test_a_lane_goes_on_while_its_links_are_busy(pool: Any):
     for took, busy, exposed, right in pool(2).run(overlap_on_a_lane):
         assert right
-        # One after the other, and what slept beside them is hidden.
+        # One after the other; the sleep during them is hidden.
         assert took >= 0.1 and busy >= 0.1
         assert exposed <= took - 0.06 + 1e-3
 

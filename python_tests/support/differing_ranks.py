@@ -113,7 +113,7 @@ class Case:
     def is_certain(self) -> bool:
         """Whether the outcome is determined.
 
-        It is not if a rank may ask alone what `auto` stands for, because the others name an
+        It is not if a rank may ask by itself what `auto` stands for, because the others name an
         algorithm, or already know the answer for the size of their own operand.
         """
         for calls in zip(*self.programs, strict=True):
