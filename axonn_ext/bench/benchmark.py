@@ -232,7 +232,7 @@ class Benchmark(Generic[R]):
     def run_command(self, args: argparse.Namespace) -> int:
         """Runs the command; returns 1 if a system is wrong. Raises UserError for a mistake."""
         if process.this_process() is not None:
-            raise UserError(f"bench {self.name} runs in one process; not under torchrun")
+            raise UserError(f"bench {self.name} runs in one process; start it without torchrun")
         args.device = args.device or default_device()
         check_device(args.device)
         check_outputs(args)
