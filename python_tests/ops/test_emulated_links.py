@@ -50,7 +50,7 @@ def seconds_of(call: Callable[[], object]) -> float:
 
 
 def time_collectives(axis_name: str, size: int) -> dict[str, tuple[float, float, bool]]:
-    """By kind: seconds, least seconds by the bytes that the trace counts, whether it is right."""
+    """By kind: seconds, least seconds by the bytes that the trace counts, whether it is correct."""
     result = {}
     with emulated(x=X, data=DATA):
         grid = Grid(**{axis_name: size})

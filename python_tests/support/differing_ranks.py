@@ -174,7 +174,7 @@ def draw_case(seed: int) -> Case:
     )
 
 
-# --- What is right, in float64, from the operands of all ranks ------------------------------------
+# --- The correct results in float64, from the operands of all ranks -------------------------------
 
 
 def results_of_all(calls: list[CallSpec], operands: list[list[Tensor]]) -> list[Tensor]:

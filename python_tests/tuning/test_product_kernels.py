@@ -1,4 +1,4 @@
-"""Kernels as ways to compute a product: offered where they exist, and used only if they are right.
+"""Kernels as ways to compute a product: offered where they exist, used only if they are correct.
 
 What stands for a faulty kernel is registered as a kernel is, on the CPU; and so is the Triton
 matmul, in its interpreter.
