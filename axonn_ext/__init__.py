@@ -6,8 +6,8 @@
     axonn_ext.warm_up, tuning                    measures which algorithm of an op is fastest
     axonn_ext.sync_gradients, clip_grad_norm_    between backward and the optimizer
     axonn_ext.gradient_norm                      the same norm, where a loss was scaled for fp16
-    axonn_ext.overlap                            gathers and sums that run beside computation
-    axonn_ext.pipeline                           stages that run what messages have arrived for
+    axonn_ext.overlap                            gathers and sums during computation
+    axonn_ext.pipeline                           stages that take messages as they arrive
     axonn_ext.full_state_dict, ...               whole tensors, on any grid
     axonn_ext.from_pretrained, save_pretrained   Hugging Face's models, on any grid
     axonn_ext.add_adapters, merge_adapters       low-rank adapters (LoRA), in PEFT's format

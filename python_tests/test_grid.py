@@ -43,7 +43,7 @@ def test_parse(text, shape):
         ("2x2", ["'2x2'", "2x2x1"]),
         ("x=0", ["axis x", ">= 1", "0"]),
         ("y=-2", ["axis y", "-2"]),
-        ("x=2,x=2", ["x stands twice"]),
+        ("x=2,x=2", ["x appears twice"]),
         ("auto", ["auto", "planner"]),
     ],
 )

@@ -261,7 +261,7 @@ def update_environment(project: dict[str, object], torch: str | None) -> None:
     if version is None:
         raise SetupError(f"{torch} cannot be imported in .venv, or is no installed distribution")
     CONSTRAINTS.write_text(f"torch=={version}\n")  # no later step may swap it
-    say(f"installing the dependencies, beside torch {version}")
+    say(f"installing the dependencies, next to torch {version}")
     pip("-c", CONSTRAINTS, *requirements(project, "test"))
     COMPLETE.write_text(f"{VENV}\n{torch}\n")
 

@@ -162,7 +162,7 @@ def kernel_problems(kernels: list[Kernel], module: Module) -> list[str]:
         if HANDSHAKE.search(kernel.name) and kernel.registers > MAX_HANDSHAKE_REGISTERS:
             problems.append(
                 f"{where} uses {kernel.registers} registers, more than {MAX_HANDSHAKE_REGISTERS}: "
-                "it does not fit beside a GEMM"
+                "it does not fit on an SM next to a GEMM"
             )
     compiled = {kernel.architecture for kernel in kernels}
     problems += [

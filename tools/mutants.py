@@ -123,7 +123,7 @@ def run_tests(mutant: Mutant) -> tuple[int, str]:
 def check_tests(mutants: list[Mutant]) -> None:
     """Raises ValueError if the recorded tests, or those of a part without any, already fail."""
     if any(m.is_op for m in mutants) and not build_extension():
-        raise ValueError("csrc/ops: expected that it compiles without a mistake")
+        raise ValueError("csrc/ops: expected to compile without a mistake")
     files: dict[str, set[str]] = {}
     for mutant in mutants:
         files.setdefault(mutant.noticed_by.partition("::")[0], set()).add(mutant.noticed_by)

@@ -75,7 +75,7 @@ def add_run_options(
 
 
 def check_memory(what: str, num_bytes: float, device: str) -> None:
-    """Raises UserError if this host has less memory than that for all its ranks."""
+    """Raises UserError if all ranks of this host together need more memory than it has."""
     if problem := memory_problem(what, num_bytes, device):
         raise UserError(problem)
 
@@ -113,12 +113,12 @@ class SystemRow:
 
     @property
     def name(self) -> str:
-        """Its name in a sentence."""
+        """The system's name in a sentence."""
         return self.system
 
     @property
     def where(self) -> str:
-        """The hardware it ran on, in words."""
+        """The hardware that the system ran on, in words."""
         return self.device if self.device == "cuda" else threads(self.threads)
 
 
@@ -232,7 +232,7 @@ class Benchmark(Generic[R]):
     def run_command(self, args: argparse.Namespace) -> int:
         """Runs the command; returns 1 if a system is wrong. Raises UserError for a mistake."""
         if process.this_process() is not None:
-            raise UserError(f"bench {self.name} runs in one process; not under torchrun")
+            raise UserError(f"bench {self.name} runs in one process; start it without torchrun")
         args.device = args.device or default_device()
         check_device(args.device)
         check_outputs(args)

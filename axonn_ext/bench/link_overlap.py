@@ -320,7 +320,7 @@ def add_parser(benchmarks: argparse._SubParsersAction[Any]) -> None:
         help=f"sizes of the products; {NUM_SHARDS} must divide M (default: "
         "8192,8192,8192)")  # fmt: skip
     add("--chunks", type=whole(), nargs="+", default=[1, 2, 4, 8], metavar="N",
-        help="numbers of chunks that chunked copies, of all shards (default: 1 2 4 8)")  # fmt: skip
+        help="numbers of chunks per copied operand, for chunked (default: 1 2 4 8)")  # fmt: skip
     add_json(parser, ", updated after each shape")
 
 

@@ -179,7 +179,7 @@ def run(args: argparse.Namespace) -> int:
         launched.do_plan(args.worker, here, Launch, partial(_time_here, here))
         return 0
     if here is not None:
-        raise UserError("bench ranking starts its processes itself; not under torchrun")
+        raise UserError("bench ranking starts its own processes; start it without torchrun")
     for option, path in (("--json", args.json), ("--markdown", args.markdown)):
         check_writable(option, path)
     pipelines, machine = _pipelines(args), _machine(args.machine)
@@ -204,7 +204,7 @@ def _time_here(here: Process, plan: Launch) -> list[Times]:
 
 def _pipelines(args: argparse.Namespace) -> Pipelines:
     if args.pipe == 1 and (args.schedule or args.micro_batches):
-        raise UserError("--schedule and --micro-batches are of pipeline stages: give --pipe")
+        raise UserError("--schedule and --micro-batches need pipeline stages: give --pipe")
     return Pipelines(
         args.pipe, PipelineOptions(args.schedule or PipelineOptions.schedule),
         args.micro_batches or Pipelines.micro_batches,

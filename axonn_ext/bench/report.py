@@ -25,7 +25,7 @@ COLUMNS = (
 )  # fmt: skip
 LEGEND = (
     "us of one call on the slowest rank, median of {batches} batches of at least 50 ms; spread: "
-    "width of the middle half; hidden: share of what sequential adds to the floor that is gone. "
+    "width of the middle half; hidden: saved share of sequential's time above the floor. "
     "What the columns mean: docs/benchmarks.md."
 )
 
@@ -119,7 +119,7 @@ def _finding(group: Sequence[Row]) -> str:
     """Returns a sentence that names the fastest algorithm with a correct result."""
     timed = {row.algorithm: row for row in group if row.median_us is not None}
     if not timed:
-        return "no algorithm had a right result"
+        return "no algorithm had a correct result"
     best = min(timed.values(), key=lambda row: row.median_us or 0.0)
     text = f"fastest: {best.algorithm}, {number(best.ratio_to_floor)} x compute alone"
     if "sequential" not in timed:
@@ -127,7 +127,7 @@ def _finding(group: Sequence[Row]) -> str:
     if best.algorithm != "sequential":
         text += f", {number(best.speedup)} x as fast as sequential"
         if best.hidden_share is not None:
-            text += f", hiding {best.hidden_share:.0%} of what that adds to the floor"
+            text += f", hiding {best.hidden_share:.0%} of its time above the floor"
     return text
 
 

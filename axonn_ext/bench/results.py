@@ -31,7 +31,7 @@ class Row:
                         fp64)
     options             role and layout, where the op has them
     algorithm           how it was computed
-    correct             whether all results were right; if not, there is no time
+    correct             whether all results were correct; if not, there is no time
     median_us           median over the batches
     min_us              the fastest batch
     iqr_us              "spread": width of the middle half of the batches
@@ -42,8 +42,8 @@ class Row:
     speedup             t_sequential / t: the speed relative to product and collective without this
                         library
     ratio_to_floor      "x floor": t / t_floor. At 1.00, communication is free
-    hidden_share        "hidden": (t_sequential - t) / (t_sequential - t_floor): how much of what
-                        "sequential" adds to the floor is gone. At 1, all of it is; below 0, t is
+    hidden_share        "hidden": (t_sequential - t) / (t_sequential - t_floor): the saved share of
+                        the time of "sequential" above the floor. At 1, all of it; below 0, t is
                         slower than "sequential"; above 1, t is faster than the floor
     overlap_efficiency  "overlap": (t_floor + t_collective - t) / min(t_floor, t_collective). At 1,
                         the shorter of both vanishes behind the longer one, as with perfect overlap

@@ -77,7 +77,7 @@ def run(args: argparse.Namespace) -> int:
         run_folder(args.worker, here or Process())
         return 0
     if here is not None:
-        raise UserError("bench links starts its processes itself; not under torchrun")
+        raise UserError("bench links starts its own processes; start it without torchrun")
     plan, out = make_plan(args), _out(args)
     for option, path in (("--out", out), ("--json", args.json)):
         if path is not None:

@@ -14,10 +14,10 @@ _LEVEL, _ROW = "[[levels]]", "[[levels.measured]]"
 
 
 def level_of(machine: Machine, row: LinkRow, num_ranks: int) -> str:
-    """Returns the name of the machine's level of links that the groups of a row use.
+    """Returns the name of the level of links that a row's groups use on the machine.
 
-    num_ranks: the number of ranks of the job that measured it. Raises InputError if the machine has
-    no such level.
+    num_ranks: the number of ranks in the measurement. Raises InputError if the machine has no such
+    level.
     """
     name = machine.links.wire(row.inner, row.size, "x", num_ranks)
     if name not in {level.name for level in machine.links.levels}:

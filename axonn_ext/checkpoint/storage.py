@@ -22,7 +22,7 @@ def write_file(
     folder: Path, name: str, blocks: Mapping[str, Tensor], token: str, *,
     beat: Callable[[], None] = lambda: None,
 ) -> StoredFile:  # fmt: skip
-    """Writes a file and its index. blocks: by `block_key`. Raises OSError."""
+    """Writes the blocks, by `block_key`, to a file, and its index. Raises OSError."""
     stored = write_tensors(folder / name, blocks, beat=beat)
     write_index(folder, name, stored, token)
     return stored

@@ -44,7 +44,7 @@ missing, and how to get it. Starts no process group and needs no GPU. Exit statu
 that is installed works, 1 if a part of it does not."""
 
 BUILD_WITH_CUDA = (
-    "AXONN_CUDA=1 pip install -v --no-build-isolation . (docs/install.md: what it needs)"
+    "AXONN_CUDA=1 pip install -v --no-build-isolation . (docs/install.md has the requirements)"
 )
 
 # A separate process maps memory of this one as a rank maps its peers' memory.

@@ -79,7 +79,10 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
         help="number of passes over all examples (default: 3)",
     )
     length.add_argument(
-        "--steps", type=whole(), metavar="N", help="number of optimizer steps, instead of --epochs"
+        "--steps",
+        type=whole(),
+        metavar="N",
+        help="number of optimizer steps (default: from --epochs)",
     )
     parser.add_argument(
         "--batch-size", type=whole(), metavar="N",

@@ -253,7 +253,7 @@ def model_vocabulary(folder: Path, name: str | None) -> Vocabulary:
     """Returns the named vocabulary, or the model's. Raises UserError if there is none."""
     if name is None and not is_file(folder / TOKENIZER):
         raise UserError(
-            f"{folder / TOKENIZER}: there is none; give --vocabulary FILE (of the tokenizers "
+            f"{folder / TOKENIZER}: not found; give --vocabulary FILE (of the tokenizers "
             "library), or --vocabulary bytes for a model that was trained on bytes"
         )
     try:

@@ -244,8 +244,7 @@ def _load_config(
     if not _is_auto(args):
         if args.machine is not None:
             raise UserError(
-                "--machine is what --grid auto plans for, got --grid "
-                f"{args.grid or 'of the configuration'}"
+                f"--machine needs --grid auto, got --grid {args.grid or 'of the configuration'}"
             )
         return load_config(args.config, grid=args.grid, overrides=overrides)
     given = [f"--{override.key}" for override in overrides if override.key.startswith("grid.")]

@@ -192,7 +192,7 @@ def _dtype(args: argparse.Namespace, device: str) -> str:
 def _request_of_shapes(args: argparse.Namespace, device: str) -> Request:
     """Returns a request for Linears of the given sizes, and of presets in both roles."""
     if args.batch is not None:
-        raise UserError("--batch is for --model: the M of --shapes says how many rows there are")
+        raise UserError("--batch needs --model: with --shapes, M is the number of rows")
     grid = _grid(args)
     linears: dict[int, list[LinearSpec]] = {}  # the keys are M
     found = []

@@ -55,7 +55,7 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
     parser = new_parser(commands, "verify", run, description=DESCRIPTION, epilog=EPILOG)
     parser.add_argument(
         "--only", metavar="PATTERN[,...]",
-        help="beginnings of the names of the groups to run, separated by commas without spaces "
+        help="prefixes of the groups to run, separated by commas without spaces "
         "(default: all groups)",
     )  # fmt: skip
     parser.add_argument(

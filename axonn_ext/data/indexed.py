@@ -43,7 +43,7 @@ class _Index:
 
 
 class IndexedTokens:
-    """The tokens of PREFIX.bin.
+    """The tokens of token files, PREFIX.bin with its index PREFIX.idx.
 
     Opening reads a few hundred bytes. Tokens are read (pread) on demand, so that they never count
     as this process's memory; the index is mapped.

@@ -82,7 +82,7 @@ class Mixture:
     def _rows(
         self, first: int, count: int, looks: Sequence[Callable[[int, int], NDArray[np.int64]]]
     ) -> NDArray[np.int64]:
-        """Returns the sequences drawn from each source, which its look finds by their numbers."""
+        """Returns a row per sequence, read from its source by the source's entry of `looks`."""
         sources, numbers = self.places(first, count)
         rows = np.empty((count, self.sequence_length + 1), dtype=np.int64)
         for index, look in enumerate(looks):
@@ -92,7 +92,7 @@ class Mixture:
         return rows
 
     def places(self, first: int, count: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Returns which source each sequence comes from, and its number among that source's."""
+        """Returns the source of each sequence, and the sequence's number in that source."""
         blocks = range(first // BLOCK, (first + count - 1) // BLOCK + 1)
         pairs = [self._block(block) for block in blocks]
         skipped = first - blocks[0] * BLOCK if pairs else 0

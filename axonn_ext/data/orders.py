@@ -1,4 +1,4 @@
-"""Orders in which a corpus is read: sequence number i of a run is a function of (seed, i) alone.
+"""Orders in which a corpus is read: sequence i of a run depends only on the seed and i.
 
 S tokens of a sequence; an order returns S + 1 of each, since labels are the next tokens.
 """

@@ -92,8 +92,8 @@ class Transformer(nn.Module, NamedState):
 
     stages: the blocks of each stage of the grid's pipeline; the default minimises the operations of
     the largest stage. A rank has only the modules of its stages: the first stage has the embedding,
-    the last one the last norm and the head. If table and head are tied, the last stage has the
-    table, too; `sync_gradients` adds the two gradients, and the norm counts the table once.
+    the last one the last norm and the head. If table and head are tied, the last stage also has the
+    table; `sync_gradients` adds the two gradients, and the norm counts the table once.
 
     config_json: the config.json that the model was loaded from, which `save_pretrained` keeps.
     """
@@ -215,7 +215,7 @@ class Transformer(nn.Module, NamedState):
         V is the vocabulary, plus rows of zeros if x z does not divide it (spec.vocabulary), whose
         logits are the lowest number of their dtype.
 
-        places: where the tokens stand in their documents, if a sequence has several, such as
+        places: positions of the tokens in their documents, if a sequence has several, such as
         Places.packed(documents).
         """
         self._refuse_stages("the model alone")

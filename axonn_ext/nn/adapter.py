@@ -43,13 +43,14 @@ class Target:
 
 
 class Adapter(ShardedModule):
-    """y + alpha / R * (x @ A_t.T) @ B_t.T, added to the columns of each target t.
+    """Low-rank updates (LoRA) of a Linear's output, one for each target.
 
+        y_t + alpha / R * (x @ A_t.T) @ B_t.T      y_t: the columns of target t
         A_t [R, K / Gs]      B_t [N_t / Gr, R]      x, y as in the Linear
 
     A starts like a torch.nn.Linear weight, B with zeros. In layout "sharded" nothing is computed
-    twice. Collectives of R T features: in "sharded", all-gather over r and reduce-scatter over s,
-    in backward the reverse; in "replicated", all-reduce over s, in backward over r.
+    twice. Collectives of R features per target: in "sharded", all-gather over r and reduce-scatter
+    over s, in backward the reverse; in "replicated", all-reduce over s, in backward over r.
     `sync_gradients` sums the gradients over the axes that split the rows.
 
     Raises ValueError if the Linear moves features instead of rows (heads_over_y).

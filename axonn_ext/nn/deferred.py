@@ -90,7 +90,7 @@ class DeferredWeightGradients:
     def multiply(
         self, x: Tensor, weight: Tensor, bias: Tensor | None, options: ProductOptions
     ) -> Tensor | None:
-        """See `Deferral`."""
+        """Returns a Linear's product while `collecting`, else None; Linears call it."""
         # A checkpoint keeps only the saved tensors of its recomputation, which are those of the
         # ordinary node, so there the Linear computes as usual.
         if self._current is None or in_backward():

@@ -111,11 +111,12 @@ class Embedding(ShardedModule):
 
 
 class PositionEmbedding(ShardedModule):
-    """Adds a learned row for each position: x [m / Gx, H / Gy] (replicated: [m, H / Gy]).
+    """Adds a learned vector for each position to the activations.
 
-    Rows are the flattened batch, so a rank's block may begin within a sequence. The module issues
-    no collectives. offset: number of table rows before position 0. positions: [sequences, length]
-    of the (data, z) group; default 0, 1, 2, ... in each sequence.
+    x [m / Gx, H / Gy] (replicated: [m, H / Gy]); rows are the flattened batch, so a rank's block
+    may begin within a sequence. The module issues no collectives. offset: number of table rows
+    before position 0. positions: [sequences, length] of the (data, z) group; default 0, 1, 2, ...
+    in each sequence.
     """
 
     weight: nn.Parameter

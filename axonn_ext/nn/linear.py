@@ -49,7 +49,7 @@ class Deferral(Protocol):
 
 
 class Linear(ShardedModule):
-    """y = x @ W.T + b, where x and y split the matrix into blocks and z splits the rows of each.
+    """A 4D Linear: axes x and y split its weight into blocks, and z splits the rows of each block.
 
     Per rank, in layout "sharded" (and in "replicated" where it differs):
 

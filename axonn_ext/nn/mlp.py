@@ -15,7 +15,9 @@ from axonn_ext.spec.parallel import check_choice
 
 
 class MLP(nn.Module):
-    """down(activation(up(x))), x [m / Gx, H / Gy] -> same (replicated: [..., H / Gy]).
+    """The feed-forward part of a block: an expand Linear, an activation, a contract Linear.
+
+    down(activation(up(x))), x [m / Gx, H / Gy] -> same (replicated: [..., H / Gy]).
 
     With activation "gelu" (tanh form) or "relu", the whole weight of `up` is [F, H]. With "swiglu",
     which computes silu(gate) * up, it is [2F, H], and its rows alternate gate, up, gate, up, ...,

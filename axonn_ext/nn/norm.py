@@ -64,7 +64,9 @@ class _Norm(ShardedModule):
 
 
 class RMSNorm(_Norm):
-    """x / sqrt(mean(x^2) + eps) * weight.   x [m / Gx, H / Gy]   (replicated: [..., H / Gy])
+    """RMSNorm over features that are split over y.
+
+        x / sqrt(mean(x^2) + eps) * weight      x [m / Gx, H / Gy]   (replicated: [..., H / Gy])
 
     Collectives: an all-reduce over y of one number per row, in forward and in backward.
     """
@@ -80,7 +82,9 @@ class RMSNorm(_Norm):
 
 
 class LayerNorm(_Norm):
-    """(x - mean) / sqrt(var + eps) * weight + bias.   x as in RMSNorm.
+    """LayerNorm over features that are split over y.
+
+        (x - mean) / sqrt(var + eps) * weight + bias      x as in RMSNorm
 
     Collectives: an all-gather over y of two numbers per row in forward, and an all-reduce over y of
     two numbers per row in backward.
@@ -101,7 +105,7 @@ class LayerNorm(_Norm):
 
 
 class HeadNorm(_Norm):
-    """x / sqrt(mean(x^2) + eps) * weight over the features of each head, x [..., D].
+    """RMSNorm over the D features of each head, x [..., D].
 
     All heads have one weight [D], which every rank holds whole. The module issues no collectives;
     `sync_gradients` sums the gradient over the axes that split heads and rows.

@@ -134,7 +134,7 @@ class ShardedModule(nn.Module):
 
 @dataclass(frozen=True)
 class Declaration:
-    """How a grid treats the own parameters of a module that is not a ShardedModule."""
+    """How a grid treats the parameters of a plain module, without those of its submodules."""
 
     grid: Grid
     specs: Mapping[str, ParameterSpec]  # by the name within the module
@@ -143,8 +143,8 @@ class Declaration:
 def declare(module: nn.Module, grid: Grid, specs: Mapping[str, ParameterSpec]) -> None:
     """Declares how the grid treats a module's own parameters; the module keeps its class.
 
-    The declaration is an attribute of the module, so copies of the module have it, too. A later one
-    replaces it.
+    The declaration is an attribute of the module, so copies of the module keep it. A later
+    declaration replaces it.
     """
     setattr(module, _DECLARATION, Declaration(grid, dict(specs)))
 

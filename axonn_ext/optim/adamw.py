@@ -28,10 +28,10 @@ class AdamW:
     only to matrices, not to biases and norm weights. The update is elementwise, so these options do
     not change a bit of it on x86-64 (GPU kernels may round differently than the host):
 
-    zero: 1 divides masters and moments over the ranks of data, each of which updates its part; then
-    all get the new parameters. 2 also divides gradients: those of each backward pass are summed as
-    soon as a bucket is full (see optim/zero). It needs a module, not parameters, and the sums of
-    `sync_gradients` or of an orchestrator. These are then not in `grad`, and `step` drops them.
+    zero: ZeRO stage. 1 shards masters and moments over the data axis: each rank updates its part,
+    then all gather the new parameters. 2 also shards gradients: those of a backward pass are summed
+    as soon as a bucket is full (see optim/zero). It needs a module, not parameters, and
+    `sync_gradients` or an orchestrator; the sums are then not in `grad`, and `step` drops them.
 
     offload: "cpu" keeps masters and moments in host memory, pinned for a GPU, and the host updates
     them, bucket by bucket: while one bucket is updated, the gradients of the next one are copied to

@@ -21,7 +21,7 @@ from axonn_ext.ranks.grid import AxisGroup
 class HostLane(Lane):
     """Runs c10d's collectives on CPU tensors, in c10d's threads.
 
-    On an emulated link (AXONN_EMULATED_LINKS) a collective is done when such a link would be done.
+    On an emulated link (AXONN_EMULATED_LINKS) a collective ends when that link would have ended it.
     """
 
     capturing = False

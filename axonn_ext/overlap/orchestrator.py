@@ -53,7 +53,7 @@ class Orchestrator:
     `sync_gradients`, a gradient that is being summed is not in `grad`. A backward pass outside
     no_sync that is not the last one of the step only causes more communication.
 
-    The program alone decides which collectives are issued and in which order; timing does not
+    Only the program decides which collectives are issued and in which order; timing does not
     matter. Ranks that run the same program therefore issue the same collectives. All sums have a
     fixed order, and `set_wait_at_once` does not change any bit.
 
@@ -89,7 +89,7 @@ class Orchestrator:
         self._buckets = BucketedSums(self._lanes, bucket_bytes=self.overlap.bucket_bytes)
         self._exchange = LaneExchange(self._lanes, BlockingExchange(grid, self._device))
         self._syncs = True
-        # The number of gradients still to come for each gathered weight, by id of the parameter.
+        # The number of gradients still missing for each gathered weight, by id of the parameter.
         self._gradients_to_come: Counter[int] = Counter()
         self._graph_task = -1
         self._weights: GatheredWeights | None = None

@@ -207,7 +207,7 @@ class _InStream(Collective):
         """Orders the collective before the next use of its tensors' memory.
 
         `wait` has done so already. For a collective that nobody has waited for, the stream that
-        owns the memory waits now, or the allocator is told of the lane's stream.
+        owns the memory waits now, or the allocator learns of the lane's stream.
         """
         if self._readers or sys.is_finalizing():
             return

@@ -55,7 +55,7 @@ class GridShape:
             if not match or match[1] not in names:
                 raise ValueError(f"{expected}; got {item!r} in {text!r}")
             if match[1] in sizes:
-                raise ValueError(f"{expected}; {match[1]} stands twice in {text!r}")
+                raise ValueError(f"{expected}; {match[1]} appears twice in {text!r}")
             sizes[match[1]] = int(match[2])
         return cls(**sizes)
 

@@ -98,7 +98,7 @@ class Overlap:
 
     @property
     def needs_own_communicators(self) -> bool:
-        """Whether c10d's groups would not suffice."""
+        """Whether the options require NCCL communicators of the grid, not c10d's groups."""
         return self.communicators == "own" or self.max_ctas > 0
 
 

@@ -46,7 +46,9 @@ class User(Audience):
         )  # fmt: skip
 
     def resumed(self, path: Path, resumed: Resumed) -> None:
-        self._tell(f"resumed  step {resumed.step:,} of a run on {resumed.grid}, from {path}")
+        here = Path.cwd()
+        shown = path.relative_to(here) if path.is_relative_to(here) else path
+        self._tell(f"resumed  step {resumed.step:,} of a run on {resumed.grid}, from {shown}")
         for note in resumed.notes:
             self._tell(f"         {note}")
         self._tell("")

@@ -28,7 +28,7 @@ class Kept:
 class Record:
     """The outcomes of a run, whose verdicts go into the stamp as soon as they are known.
 
-    A kernel is right once all of its groups have passed on one GPU, and wrong once a group has
+    A kernel is correct once all of its groups have passed on one GPU, and wrong once a group has
     failed. A group that has not run counts as not passed, whatever the reason: a run that is cut
     short, or limited to a few groups, unlocks only kernels that were fully checked.
 

@@ -1,4 +1,4 @@
-"""Draws docs/images/grid.png: the ranks of x=2, y=2, z=2 and what each holds of one Linear."""
+"""Draws docs/images/grid.png: the ranks of x=2, y=2, z=2 and their blocks of one Linear."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ def draw_ranks(ax: Axes) -> None:
                 face.set_zorder(3 + 2 * (1 - z))
                 ax.add_patch(face)
                 ax.text(*center, str(rank_of(z, y, x)), ha="center", va="center", color="white",
-                        fontsize=13, fontweight="bold", zorder=7)  # fmt: skip
+                        fontsize=11, fontweight="bold", zorder=7)  # fmt: skip
     ax.text(0.75, -0.32, "x", color=AXIS_COLOR["x"], fontsize=15, ha="center")
     ax.text(-0.34, -0.95, "y", color=AXIS_COLOR["y"], fontsize=15, ha="center")
     ax.text(0.38, 0.62, "z", color=AXIS_COLOR["z"], fontsize=15, ha="center")
-    ax.set_title("8 ranks:  Grid(x=2, y=2, z=2)", color=INK, fontsize=13)
+    ax.set_title("8 ranks:  Grid(x=2, y=2, z=2)", color=INK, fontsize=11)
     ax.set_xlim(-0.8, 4.1)
     ax.set_ylim(-2.6, 1.5)
 
@@ -59,7 +59,7 @@ def cells(ax: Axes, left: float, bottom: float, width: float, height: float, row
             corner = (left + j * dx, bottom + height - (i + 1) * dy)
             ax.add_patch(Rectangle(corner, dx, dy, fc=color, alpha=alpha, ec="white", lw=2))
             ax.text(corner[0] + dx / 2, corner[1] + dy / 2, label, ha="center", va="center",
-                    color="white", fontsize=11, fontweight="bold")  # fmt: skip
+                    color="white", fontsize=10, fontweight="bold")  # fmt: skip
 
 
 def cell(row: dict[str, int], column: dict[str, int]) -> tuple[str, float, str]:
@@ -68,7 +68,7 @@ def cell(row: dict[str, int], column: dict[str, int]) -> tuple[str, float, str]:
 
 
 def brace(ax: Axes, x: float, y: float, text: str, **options: object) -> None:
-    ax.text(x, y, text, ha="center", va="center", color=INK, fontsize=10, **options)
+    ax.text(x, y, text, ha="center", va="center", color=INK, fontsize=9, **options)
 
 
 def draw_linear(ax: Axes) -> None:
@@ -91,22 +91,24 @@ def draw_linear(ax: Axes) -> None:
     brace(ax, 8.45, 3.42, "out-features over x")
     brace(ax, 7.05, 1.6, "rows over z, y", rotation=90)
     ax.text(4.8, -0.55, "all-gather X over x   |   all-gather W over z   |   multiply   |   "
-            "reduce-scatter Y over y", ha="center", color=INK, fontsize=11)  # fmt: skip
-    ax.set_title("what each rank holds of an expand Linear", color=INK, fontsize=13)
+            "reduce-scatter Y over y", ha="center", color=INK, fontsize=9)  # fmt: skip
+    ax.set_title("each rank's blocks of one Linear", color=INK, fontsize=11)
     ax.set_xlim(-0.6, 9.9)
     ax.set_ylim(-0.9, 4.1)
 
 
 def main() -> None:
     figure, (left, right) = plt.subplots(
-        1, 2, figsize=(13.5, 4.4), width_ratios=(1, 2.05), layout="constrained"
+        1, 2, figsize=(9.4, 3.1), width_ratios=(1, 2.2), layout="constrained"
     )
     draw_ranks(left)
     draw_linear(right)
     for ax in (left, right):
-        ax.set_aspect("equal")
+        ax.set_aspect("equal", anchor="N")
         ax.axis("off")
-    figure.savefig(Path(__file__).with_name("grid.png"), dpi=120)
+    figure.savefig(
+        Path(__file__).with_name("grid.png"), dpi=170, bbox_inches="tight", pad_inches=0.1
+    )
 
 
 if __name__ == "__main__":

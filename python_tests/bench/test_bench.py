@@ -172,7 +172,7 @@ def test_a_wrong_result_shows(tmp_path: Path) -> None:
     assert read_rows(tmp_path / "rows.json") == [right, wrong]
 
 
-# --- Results that are right -----------------------------------------------------------------------
+# --- Correct results ------------------------------------------------------------------------------
 
 SPECS = [
     *(tiny_spec(op, grid) for op in ("ag-gemm", "gemm-rs", "gemm-ar") for grid in ("x=2", "x=4")),

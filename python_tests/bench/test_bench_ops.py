@@ -36,7 +36,7 @@ def alone() -> Iterator[None]:
     dist.destroy_process_group()
 
 
-# --- What is right -------------------------------------------------------------------------------
+# --- Correct results -----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("dtype", OPS.dtypes)

@@ -109,7 +109,7 @@ def test_ranks_time_all_grids(pool: Any, overlaps: bool):
         (["--machine", "none.toml"], "--machine: "),
         (["--machine", "this"], "run axonn-ext bench links"),
         (["--machine", "dgx-a100", "--nproc", "1"], "can be trained on 1 grids of 1 ranks"),
-        (["--schedule", "1f1b"], "are of pipeline stages: give --pipe"),
+        (["--schedule", "1f1b"], "need pipeline stages: give --pipe"),
         (["what"], "unknown argument what"),
     ],
 )

@@ -95,7 +95,7 @@ def test_several_processes_write_json(model, tmp_path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--prompt", "a"], "tokenizer.json: there is none; give --vocabulary"),
+        (["--prompt", "a"], "tokenizer.json: not found; give --vocabulary"),
         (["--vocabulary", "bytes"], "--prompt: expected a prompt, or --prompts FILE, got none"),
         (["--vocabulary", "bytes", "--prompt", ""], "prompt 0: expected at least one token"),
         (["--vocabulary", "none.json", "--prompt", "a"], "none.json is not a file"),

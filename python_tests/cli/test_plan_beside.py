@@ -42,10 +42,10 @@ def last_numbers(out: str, label: str) -> list[float]:
     return [float(text.replace(",", "")) for text in line[len(label) :].split()]
 
 
-# --- A grid beside the best ----------------------------------------------------------------------
+# --- A grid compared with the best ---------------------------------------------------------------
 
 
-def test_a_grid_is_shown_beside_the_best_and_where_their_times_differ(
+def test_a_grid_is_compared_with_the_best_and_where_their_times_differ(
     tmp_path: Path, plain: tuple[Any, str], capsys: Capture
 ) -> None:
     best = plain[0]["configs"][0]

@@ -100,7 +100,7 @@ def test_the_command_measures_shows_and_keeps(tune: Path, capsys: Capture):
         (["--shapes", "1,2"], 'linear takes "M,N,K" or one of llama-70b, gpt3, published'),
         (["--shapes", "published:7"], "published has M of 64, 256"),
         (["--shapes", "64,10,8", "--grid", "x=4"], "N must be divisible by 4"),
-        (["--shapes", "64,8,8", "--batch", "2"], "--batch is for --model"),
+        (["--shapes", "64,8,8", "--batch", "2"], "--batch needs --model"),
         (["--shapes", "64,8,8", "--model", "gpt2-small"], "not allowed with argument"),
         ([], "one of the arguments --model --shapes is required"),
     ],

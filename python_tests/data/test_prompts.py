@@ -141,7 +141,7 @@ def test_a_template_is_told_what_a_line_has() -> None:
         SYSTEM, ensure_ascii=False
     )
     blocks = "{% for m in messages %}\n  {% if loop.last %}\nx\n  {% endif %}\n{% endfor %}"
-    assert rendered(blocks) == "x\n", "lines of blocks alone leave nothing"
+    assert rendered(blocks) == "x\n", "lines with only a block leave nothing"
 
 
 @pytest.mark.parametrize(

@@ -354,7 +354,7 @@ def test_sums_in_the_switch_are_as_exact_as_roundings_allow(cuda, gpu_pool, worl
 
 
 def calls_and_replays_in_turn(features: int, num_replays: int) -> list[bool]:
-    """Whether the results are right, on two streams without further synchronization."""
+    """Whether the results are correct on two streams without further synchronization."""
     group, rank = dist.group.WORLD.group_name, dist.get_rank()
     a, b = (draw(features, features, seed=rank + first, dtype=torch.bfloat16) for first in (0, 50))
 

@@ -1,4 +1,4 @@
-"""A job that is told to end: all ranks end after the same step, or the process ends at once."""
+"""A job that a signal asks to end: all ranks stop after the same step, or the process at once."""
 
 from __future__ import annotations
 

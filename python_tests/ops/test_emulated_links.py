@@ -50,7 +50,7 @@ def seconds_of(call: Callable[[], object]) -> float:
 
 
 def time_collectives(axis_name: str, size: int) -> dict[str, tuple[float, float, bool]]:
-    """By kind: seconds, least seconds by the bytes that the trace counts, whether it is right."""
+    """By kind: seconds, least seconds by the bytes that the trace counts, whether it is correct."""
     result = {}
     with emulated(x=X, data=DATA):
         grid = Grid(**{axis_name: size})
@@ -177,7 +177,7 @@ def overlap_on_a_lane() -> tuple[float, float, float, bool]:
 def test_a_lane_goes_on_while_its_links_are_busy(pool: Any):
     for took, busy, exposed, right in pool(2).run(overlap_on_a_lane):
         assert right
-        # One after the other, and what slept beside them is hidden.
+        # One after the other; the sleep during them is hidden.
         assert took >= 0.1 and busy >= 0.1
         assert exposed <= took - 0.06 + 1e-3
 

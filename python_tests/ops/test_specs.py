@@ -80,7 +80,7 @@ def test_a_call_has_the_arguments_by_name_however_they_are_passed() -> None:
         assert vars(spec.call(args, kwargs)) == values
 
 
-# --- The documentation is right -------------------------------------------------------------------
+# --- The documentation is correct -----------------------------------------------------------------
 
 
 def draw_sizes(seed: int) -> dict[str, int]:

@@ -219,4 +219,4 @@ def test_what_cannot_be(pool) -> None:
     for number, text in enumerate(expected):
         assert text in first[number], first[number]
         assert text in second[number], second[number]
-    assert first[6].startswith("rank 1: TypeError: "), "it is called on its own stage alone"
+    assert first[6].startswith("rank 1: TypeError: "), "it is called only on its own stage"

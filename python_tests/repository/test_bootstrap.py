@@ -92,7 +92,7 @@ def test_torch_that_is_installed_is_held_by_the_version_of_the_index(
     make_wheel(index, "beside", "1.0", source="", requires="torch>=2.11")
     checkout = make_checkout(tmp_path / "checkout")
     output = bootstrap(checkout, sys.executable, index, TORCH=f"torch=={version}")
-    assert f"installing the dependencies, beside torch {version}\n" in output
+    assert f"installing the dependencies, next to torch {version}\n" in output
     assert (checkout / ".venv" / "constraints.txt").read_text() == f"torch=={version}\n"
     program = "import beside, torch; print(torch.__version__)"
     python = checkout / ".venv" / "bin" / "python"

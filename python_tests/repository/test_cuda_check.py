@@ -81,7 +81,7 @@ def test_a_handshake_that_does_not_fit_beside_a_gemm_is_found() -> None:
         assert cuda_check.handshake_problems(kernels, module) == []
         problems = cuda_check.kernel_problems(kernels, module)
         assert len(problems) == number * len(module.architectures)
-        assert all("does not fit beside a GEMM" in problem for problem in problems)
+        assert all("does not fit on an SM next to a GEMM" in problem for problem in problems)
     kernels = cuda_check.parse_resource_usage(handshake_usage("sm_90", 16).replace("raise", "lift"))
     assert cuda_check.handshake_problems(kernels, module) == [
         "0 kernels of the handshake for sm_80, not 5",

@@ -266,7 +266,7 @@ def test_the_page_names_commands_that_exist(tmp_path: Path, capsys):
     from axonn_ext.cli import main
 
     page = (ROOT / "docs" / "gpu_check.md").read_text(encoding="utf-8")
-    table = page.partition("## What is promised")[2].partition("\n## ")[0]
+    table = page.partition("## Promises")[2].partition("\n## ")[0]
     cells = re.findall(r"^\| [a-z] \| .* \| (.*) \|$", table, re.MULTILINE)
     commands = [text for cell in cells for text in re.findall(r"`([^`]+)`", cell)]
     assert commands

@@ -134,7 +134,7 @@ def test_what_is_cut_goes_on_there(tmp_path: Path):
     assert process.returncode == 0 and list(rows_of(results)) == ["test_first"]
     (tmp_path / "go").touch()
     done = run(results, path)
-    assert done.returncode == 0, "of this stage alone"
+    assert done.returncode == 0, "the status is only of this stage"
     assert done.stdout.splitlines()[-1] == "2 passed, 0 failed, 0 skipped, 0 not reached"
     assert list(rows_of(results)) == ["test_first", "test_second", "test_third"]
     again = run(results, path)

@@ -241,7 +241,7 @@ def test_only_settings_reads_the_environment() -> None:
     ]
     pattern = re.compile(r"\b(secure_)?getenv\b|\benviron\b")
     found += [name_of(path) for path in CPP_FILES if pattern.search(path.read_text())]
-    assert found == [], "environment variables are read in axonn_ext/spec/settings.py alone"
+    assert found == [], "only axonn_ext/spec/settings.py reads environment variables"
     assert environment_reads(reader.read_text()), "the check finds nothing"
 
 

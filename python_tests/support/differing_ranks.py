@@ -113,7 +113,7 @@ class Case:
     def is_certain(self) -> bool:
         """Whether the outcome is determined.
 
-        It is not if a rank may ask alone what `auto` stands for, because the others name an
+        It is not if a rank may ask by itself what `auto` stands for, because the others name an
         algorithm, or already know the answer for the size of their own operand.
         """
         for calls in zip(*self.programs, strict=True):
@@ -174,7 +174,7 @@ def draw_case(seed: int) -> Case:
     )
 
 
-# --- What is right, in float64, from the operands of all ranks ------------------------------------
+# --- The correct results in float64, from the operands of all ranks -------------------------------
 
 
 def results_of_all(calls: list[CallSpec], operands: list[list[Tensor]]) -> list[Tensor]:

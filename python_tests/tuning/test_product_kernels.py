@@ -1,4 +1,4 @@
-"""Kernels as ways to compute a product: offered where they exist, and used only if they are right.
+"""Kernels as ways to compute a product: offered where they exist, used only if they are correct.
 
 What stands for a faulty kernel is registered as a kernel is, on the CPU; and so is the Triton
 matmul, in its interpreter.
@@ -315,7 +315,7 @@ def triton_products() -> list[str]:
     mm, problems = torch.ops.axonn._tuned_mm, []
     try:
         for layout, with_bias in [("NT", True), ("NN", False), ("TN", True)]:
-            dtype = torch.bfloat16  # the other one is for GPUs alone
+            dtype = torch.bfloat16  # the other one is only for GPUs
             a = laid_out(48, 64, layout[0], dtype, "cpu")
             b = laid_out(64, 80, layout[1], dtype, "cpu")
             bias = torch.randn(80).to(dtype) if with_bias else None

@@ -256,7 +256,7 @@ def test_layouts_may_differ(pool):
 
 
 def own_sizes() -> list[tuning.Choice]:
-    """Calls that differ in K alone, which ranks need not agree on."""
+    """Calls that differ only in K, on which ranks need not agree."""
     with cache_in(""), warm_up():
         call((8, 16, 8))
         call((8, 256, 8))

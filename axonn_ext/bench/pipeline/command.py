@@ -63,7 +63,7 @@ examples:
 def add_parser(benchmarks: argparse._SubParsersAction[Any]) -> None:
     """Adds the subcommand."""
     parser = new_parser(
-        benchmarks, "pipeline", run, help="pipeline schedules on emulated stages, also torch's",
+        benchmarks, "pipeline", run, help="pipeline schedules on emulated stages, ours and torch's",
         description=DESCRIPTION, epilog=EPILOG,
     )  # fmt: skip
     add = parser.add_argument

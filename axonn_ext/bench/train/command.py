@@ -170,7 +170,7 @@ def _num_ranks(args: argparse.Namespace, here: Process | None) -> int:
         if args.nproc is not None:
             raise UserError("--nproc starts processes itself; leave it out under torchrun")
         if args.scaling != FIXED:
-            raise UserError("--strong and --weak start processes themselves; not under torchrun")
+            raise UserError("--strong and --weak start processes: run them without torchrun")
         if here.local_world_size != here.world_size:
             raise UserError("bench train: all ranks must be on one host, whose clock they share")
         return here.world_size

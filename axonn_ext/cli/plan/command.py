@@ -86,7 +86,7 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
     add("--dtype", choices=tuple(WIDTHS), default="bf16",
         help="dtype of weights and activations (default: %(default)s)")  # fmt: skip
     add("--tokens", type=number(above=0), default=1e12, metavar="T",
-        help="tokens of the whole training, for its days, GPU-hours, cost and energy "
+        help="tokens of the whole training run, to predict days, GPU-hours, cost and energy "
         "(default: 1e12)")  # fmt: skip
     add("--price", type=number(above=0), metavar="P",
         help="price of one GPU hour; adds a cost column")  # fmt: skip

@@ -241,7 +241,7 @@ class auto_parallelize:
     # --- The summary -----------------------------------------------------------------------------
 
     def summary(self) -> str:
-        """Returns which Linears are 4D, which stay plain and why, and which modules are whole."""
+        """Returns a list of the 4D Linears, the plain ones with reasons, and the whole modules."""
         return "\n".join(self._lines())
 
     def _lines(self) -> Iterator[str]:

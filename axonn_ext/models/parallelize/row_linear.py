@@ -21,7 +21,7 @@ _FIELDS = (
 
 
 class RowLinear(Linear):
-    """y = x @ W.T + b for this rank's own rows, by an expand Linear of all ranks.
+    """A Linear of this rank's own rows, which all ranks compute together as an expand Linear.
 
         x  [..., K]  this rank's rows; ranks may have different numbers of rows, or none
         y  [..., N]  the same rows

@@ -33,7 +33,7 @@ _KINDS_OF = MappingProxyType(
 
 @dataclass
 class Unit:
-    """A module that is placed as one.
+    """A module that `parallelize` places as a whole.
 
     family    "linear", "embedding", "table", "norm", "head_norm" or "plain"
     what      its class and sizes
@@ -72,7 +72,7 @@ class Unit:
         return ""
 
     def split(self, kind: str, grid: Grid, *, device: torch.device | str) -> nn.Module | None:
-        """Returns the uninitialised module that replaces the unit on a grid; None for a table."""
+        """Returns the uninitialised 4D module that replaces the unit; None for a table."""
         weight = self.module.weight
         assert isinstance(weight, nn.Parameter)
         options = {

@@ -17,8 +17,8 @@ DEFAULT_KERNEL = "default"  # for rates that do not name a kernel
 class Rates(NamedTuple):
     """Measured rates of causal attention, forward and backward together.
 
-    flops: flop/s, one row per head dim, one column per sequence length. Only the operations that
-    causal attention needs are counted: half of those of full squares.
+    flops: flop/s, one row per head dim, one column per sequence length. Only the operations of the
+    causal half are counted.
     """
 
     sequence_lengths: tuple[int, ...]
@@ -26,10 +26,7 @@ class Rates(NamedTuple):
     flops: tuple[tuple[float, ...], ...]
 
     def at(self, sequence_length: int, head_dim: int) -> float:
-        """Returns the rate, interpolated between measured points linearly in all logarithms.
-
-        Beyond the measured points, the rate of the nearest one holds.
-        """
+        """Returns the rate, interpolated on logarithmic scales, or that of the nearest point."""
         rows = [_between(self.sequence_lengths, row, sequence_length) for row in self.flops]
         return _between(self.head_dims, rows, head_dim)
 

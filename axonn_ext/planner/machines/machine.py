@@ -104,9 +104,9 @@ class Machine:
         )
 
     def memory_limit_on(self, grid: GridShape, *options: Options, fraction: float) -> int:
-        """Returns that fraction of the bytes that a rank may use with any of these options.
+        """Returns how many bytes a rank may use: `fraction` of its memory without communicators.
 
-        The memory of communicators is excluded.
+        options: the limit holds for each of them.
         """
         return int((self.usable_bytes - self.communicators_bytes(grid, *options)) * fraction)
 

@@ -147,7 +147,7 @@ def _read_run(row: Table, models: Table, sources: Table) -> Run:
 
 
 def predict(run: Run, machine: Machine) -> Prediction:
-    """Predicts a run by simulating its step, on the planner's best grid if none was published."""
+    """Simulates a step of the run, on the planner's best grid if none was published."""
     best = estimate_case(run, machine)
     peak = machine.peak_flops[run.options.dtype] * run.num_ranks
     flops = FLOPS[run.flops](run.model, run.batch_size)

@@ -100,7 +100,7 @@ class Request:
         return int(self.machine.usable_bytes * self.memory_fraction)
 
     def memory_limit_on(self, grid: GridShape, *options: Options) -> int:
-        """Returns the bytes per rank that any of these options may use, without communicators."""
+        """Returns how many bytes a rank may use, without communicators: see Machine."""
         return self.machine.memory_limit_on(grid, *options, fraction=self.memory_fraction)
 
 

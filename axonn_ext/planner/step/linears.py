@@ -9,7 +9,7 @@ from axonn_ext.spec.parallel import ROLES
 
 
 def collective_of_weight(rank: Rank, linear: LinearSpec, kind: str) -> Collective | None:
-    """Returns the gather of a weight over z, or the reduce-scatter of its gradient."""
+    """Returns the gather of a weight over z, or the reduce-scatter of its gradient, by `kind`."""
     block = whole_elements(rank, linear)
     if kind == "all_gather":
         return rank.collective(kind, "z", block // rank.size["z"], rank.width, "weights")
@@ -17,7 +17,7 @@ def collective_of_weight(rank: Rank, linear: LinearSpec, kind: str) -> Collectiv
 
 
 def whole_elements(rank: Rank, linear: LinearSpec) -> int:
-    """Returns the elements of a rank's part of a weight, gathered over z."""
+    """Returns the number of elements of a rank's weight after the gather over z."""
     r, s = ROLES[linear.role]
     return linear.n * linear.k // (rank.size[r] * rank.size[s])
 

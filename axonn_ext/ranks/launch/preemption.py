@@ -1,4 +1,4 @@
-"""Lets a job that is told to end save a checkpoint: all ranks end after the same step.
+"""Lets a job save a checkpoint when a signal asks it to end: all ranks stop after the same step.
 
 Slurm sends SIGTERM, or a signal that the user chose, before it takes a job's machines away; Ctrl-C
 sends SIGINT.

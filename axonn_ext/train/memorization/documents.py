@@ -147,7 +147,7 @@ def _refuse_equal(documents: Sequence[Document]) -> None:
         if other is not document:
             raise InputError(
                 f"{document.where}: buckets overlap, since this document is that of {other.where}; "
-                "each document may be there only once"
+                "each document may appear only once"
             )
 
 

@@ -15,7 +15,7 @@
 namespace axonn::ops::cpu {
 namespace {
 
-// Size of the header in front of a published shard. It says whether the shard is stored
+// Size of the header before a published shard. It says whether the shard is stored
 // column-major; ranks need not agree on that.
 constexpr int64_t kHeaderBytes = comm::kFlagAlignment;
 

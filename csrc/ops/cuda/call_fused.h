@@ -27,7 +27,7 @@ struct CallGroup {
   bool graphs_in_turn;  // whether CUDA graphs run their branches one after the other
 };
 
-// Makes a call with the group's workspace on a device. `prepare` is told how much a GEMM must leave
+// Makes a call with the group's workspace on a device. `prepare` receives what a GEMM must leave
 // free there. The first call of a group is collective. Over symmetric memory, so is each call that
 // needs more memory than any before: ranks exchange mappings, after the host has waited for earlier
 // calls. torch numbers these exchanges per process, not per group, so ranks that take part in one

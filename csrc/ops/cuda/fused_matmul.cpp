@@ -184,8 +184,8 @@ FusedGemm describe_product(const char* op, const at::Tensor& a, const at::Tensor
 void launch_product(const char* op, const FusedGemm& gemm, c10::Device device,
                     const std::string& tile) {
   TORCH_CHECK_NOT_IMPLEMENTED(gemm_source(device) == kernels::GemmSource::kCutlass, op,
-                              ": a product without a collective is computed by the kernels for ",
-                              "sm_90 (CUTLASS) alone");
+                              ": only the kernels for sm_90 (CUTLASS) compute a product ",
+                              "without a collective");
   require_supported(op, gemm, device);
   const LaunchConfig config =
       tile.empty() ? choose_config(op, gemm, device, {}) : config_of_tile(op, gemm, device, tile);

@@ -42,8 +42,8 @@ Agreement::Agreement(const Group& group, const comm::CallSignature& call)
   publish();
 }
 
-// The first rank's call is what the others compare theirs with. Whoever differs tells all; if
-// nobody does, the last one that comes does.
+// All ranks compare their call with the first rank's. A rank that differs tells all the others; if
+// none differs, the last rank to arrive does.
 void Agreement::publish() {
   const auto own = text_of(group_.rank, signature_.describe());
   mailbox_->mark(here(number_, group_.rank));

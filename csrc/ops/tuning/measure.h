@@ -12,15 +12,15 @@
 namespace axonn::ops {
 
 struct Outcome {
-  std::vector<size_t> right;      // candidates that are right on every rank
+  std::vector<size_t> right;      // candidates that are correct on every rank
   std::vector<double> median_us;  // by candidate in `right`: time of a call, on the slowest rank
 };
 
-// This function is collective. `check()` returns for each candidate 0 if it is right on this rank,
-// else 1; it must not call a collective. `run(candidate)` makes the call, equally often on all
-// ranks: they all follow the times of the slowest rank, which rank 0 posts in `mailbox`. A rank
-// that is alone passes null. If `check` or `run` throws on one rank, peers that wait in the mailbox
-// fail with its message.
+// Collective. `check()` returns for each candidate 0 if it is correct on this rank, else 1; it must
+// not call a collective. `run(candidate)` makes the call, equally often on all ranks: they all
+// follow the times of the slowest rank, which rank 0 posts in `mailbox`. A group of one rank passes
+// null. If `check` or `run` throws on one rank, peers that wait in the mailbox fail with its
+// message.
 Outcome measure(const Group& group, Mailbox* mailbox, c10::Device device,
                 c10::function_ref<tuning::Numbers()> check, c10::function_ref<void(size_t)> run);
 

@@ -90,7 +90,7 @@ bool is_kernel(const std::string& name) {
   return parsed && std::find(kernels.begin(), kernels.end(), parsed->variant) != kernels.end();
 }
 
-// Returns why the result is wrong, or an empty text if it is right.
+// Returns why the result is wrong, or an empty text if it is correct.
 std::string fault_of(const at::Tensor& result, const at::Tensor& reference, double tolerance) {
   if (result.sizes() != reference.sizes()) return "its result has another shape";
   const auto difference = at::max(at::sub(result, reference).abs_()).item<double>();

@@ -1,4 +1,4 @@
-// Checks that a way to compute a product gives right results, before it may be chosen.
+// Checks that a way to compute a product gives correct results, before it may be chosen.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -73,7 +73,7 @@ void drop_what_ranks_cannot_share(const Tunable& call, Mailbox* mailbox, Answer&
   answer.median_us.clear();
 }
 
-// Measures the candidates and returns the fastest of those that are right on all ranks.
+// Measures the candidates and returns the fastest of those that are correct on all ranks.
 Choice choice_measured(const Tunable& call, Mailbox* mailbox, const Answer& answer) {
   auto choice = choice_of(call, answer);
   const auto& names = answer.candidates;
@@ -137,7 +137,7 @@ std::string op_of(const Tunable& call) {
   return text.substr(0, text.find(' '));
 }
 
-// Layouts are part of the key only for a rank that is alone. Among several ranks, a peer with other
+// Layouts are part of the key only for a group of one rank. Among several ranks, a peer with other
 // layouts would ask at another call than this rank.
 std::string key_of(const Tunable& call) {
   auto key = call.signature.key();

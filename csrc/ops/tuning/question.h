@@ -26,7 +26,7 @@ struct Asking {
   std::atomic<int64_t>& num_questions;  // the group's questions so far
 };
 
-// Chooses a candidate for a call; collective over its group. A rank that is alone has no mailbox.
+// Chooses a candidate for a call; collective over its group. A group of one rank has no mailbox.
 // The question counts as soon as there is an answer, even if the answer is that rank 0 failed, and
 // whatever happens afterwards. Throws as resolve() does.
 Choice ask(const Tunable& call, Mailbox* mailbox, const Asking& asking);

@@ -64,7 +64,7 @@ class Alternatives {
 };
 
 struct Tunable {
-  const Group& group;  // whose ranks agree; a rank that is alone decides by itself
+  const Group& group;  // whose ranks agree; a single rank decides by itself
   const Signature& signature;
   c10::Device device;  // of the tensors; nothing is measured while its stream is being captured
   // Whether the call ends on a rank only after every rank of the group has come to it. If it does
@@ -86,9 +86,9 @@ std::string resolve(const Tunable& call);
 std::string full_signature(const Tunable& call);
 
 // The findings of `axonn-ext verify` on this machine about kernels for GPUs, which are measured
-// only after they were run and found right.
+// only after they have run and passed its checks.
 struct VerifiedKernels {
-  int64_t fused_ranks = 0;  // largest group size for which "fused" is known to be right; 0: none
+  int64_t fused_ranks = 0;  // largest group size for which "fused" is known to be correct; 0: none
   bool suggest = false;     // nothing is known, and the user is told once, where it matters
 };
 
@@ -128,7 +128,7 @@ struct CallTraits {
 };
 
 // The algorithms that "auto" may choose between. On GPUs the default is "sequential", and "fused"
-// is measured only where it can make the call and is known to be right.
+// is measured only where it can make the call and is known to be correct.
 struct FusedTraits {
   bool is_cpu;
   bool shares_memory;      // CPU

@@ -30,7 +30,7 @@ inline void set_own_pad(Peers& peers, void* pad) {
 // the copy engine pushes.
 class PinnedState {
  public:
-  // Maximum number of allocations of a workspace that graphs can use. Growth alone makes at most
+  // Maximum number of allocations of a workspace that graphs can use. Growth makes at most
   // 192 (workspace_size.h), but a workspace that was released starts small again.
   static constexpr int kMostMemories = 256;
 

@@ -14,7 +14,7 @@ namespace axonn::kernels::cuda {
 // whose need rises gradually grows at most eight times before it has doubled.
 inline constexpr int64_t kStepsPerDoubling = 8;
 
-// Size of the flags and the rank's state in front of a workspace, and of a page of device memory.
+// Size of the flags and the rank's state at the start of a workspace, and of a device memory page.
 inline constexpr int64_t kFrontBytes = 132096;
 inline constexpr int64_t kPageBytes = int64_t{2} << 20;
 

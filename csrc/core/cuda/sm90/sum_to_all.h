@@ -7,7 +7,7 @@
 
 namespace axonn::kernels::sm90 {
 
-// Enqueues the sum. The slots must be complete before it starts; peers may be told of the sum only
+// Enqueues the sum. The slots must be complete before it starts; peers may learn of the sum only
 // after it. Returns cudaErrorInvalidValue if `sum` breaks SumToAll's rules.
 cudaError_t sum_to_all(const cuda::SumToAll& sum, cudaStream_t stream);
 
