@@ -21,8 +21,8 @@ from axonn_ext.calibrate.shapes import BlockShape, GemmShape
 from axonn_ext.calibrate.this_machine import DTYPES
 from axonn_ext.checkpoint.whole_tensors import full_state_dict
 from axonn_ext.models import Transformer
+from axonn_ext.models.block import Block
 from axonn_ext.models.plain import PlainTransformer
-from axonn_ext.models.transformer import Block
 from axonn_ext.nn.sharded import rows_over
 from axonn_ext.ranks import collectives
 from axonn_ext.ranks.grid import Dims, Grid

@@ -31,7 +31,7 @@ from axonn_ext.train.watchdog.summary import SIGNAL, reason_for_failure, summari
 from axonn_ext.train.worker import run_worker
 
 DESCRIPTION = """\
-Trains a GPT-2 or Llama style model on a grid of processes. The run's folder gets metrics.jsonl,
+Trains a model on a grid of processes. The run's folder gets metrics.jsonl,
 config.toml, loss.png and, if requested, checkpoints."""
 
 EPILOG = """\

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from importlib import import_module
-
 import torch
 
 from axonn_ext.models.transformer import Transformer
@@ -32,10 +30,9 @@ def build(
     Raises ValueError, which names the parameter and the numbers, if the grid does not divide the
     model. `check` lists all broken rules without building anything.
     """
-    modules = import_module(f"axonn_ext.models.{config.traits.modules}.model")
     # Initial values are computed on the CPU, so that every device has the same bits.
     first = "cpu" if seed is not None else device
-    model: Transformer = modules.MODEL(
+    model = Transformer(
         config, grid, parallel or ParallelConfig(), stages=stages, dtype=dtype, device=first
     )
     if seed is not None:

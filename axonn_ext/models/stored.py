@@ -96,31 +96,55 @@ def _runs(rows: Sequence[int]) -> Iterator[range]:
             first = end
 
 
-def qkv_order(config: ModelConfig) -> Tensor:
-    """Returns the index of each row of a fused qkv weight in the concatenated rows of q, k and v.
+def stored(config: ModelConfig, name: str, rows: int) -> Stored:
+    """Returns how transformers' model of the family stores one of our parameters.
 
-    The fused rows are [q.., k, v] for each key-value head.
+    rows: the parameter's whole number of rows.
     """
-    heads, kv_heads, size = config.num_heads, config.kv_heads, config.head_dim
-    q = torch.arange(heads * size).view(kv_heads, -1)
-    k = heads * size + torch.arange(kv_heads * size).view(kv_heads, -1)
-    return torch.cat([q, k, k + kv_heads * size], 1).flatten()
+    names = config.traits.hugging_face.names
+    if not name.startswith("blocks."):
+        return Stored(((names.public(name), rows),))
+    _, number, rest = name.split(".", 2)
+    module, _, own = rest.rpartition(".")
+    if module == "attention.qkv":
+        heads = (config.num_heads, config.kv_heads, config.kv_heads)
+        sizes, modules = [count * config.head_dim for count in heads], names.qkv
+        order = _qkv_order(config)
+    elif module == "mlp.up" and config.traits.gated:
+        sizes, modules = [config.mlp_size] * 2, names.gate_up
+        order = _gate_up_order(config.mlp_size)
+    else:
+        return Stored(((names.public(name), rows),), transposed=names.transposed)
+    sizes = sizes if len(modules) > 1 else [rows]
+    public = (f"{names.of_block(number)}{module}.{own}" for module in modules)
+    return Stored(tuple(zip(public, sizes, strict=True)), order, names.transposed)
 
 
-def separate_qkv(name: str, config: ModelConfig) -> Stored:
-    """Returns how q_proj, k_proj and v_proj of a module self_attn store a fused qkv parameter.
+def _qkv_order(config: ModelConfig) -> Tensor | None:
+    """Returns the index of each row of our fused qkv weight in the stored rows of q, k and v.
 
-    name: the parameter's name within theirs, ending with attention.qkv.weight or
-        attention.qkv.bias.
+    Ours are [q.., k, v] for each key-value head, and pairs of rotated features are half the rotated
+    features apart.
     """
-    start, _, part = name.rpartition(".")
-    module = start.removesuffix("attention.qkv") + "self_attn."
-    heads = (config.num_heads, config.kv_heads, config.kv_heads)
-    names = (f"{module}{which}_proj.{part}" for which in "qkv")
-    rows = (count * config.head_dim for count in heads)
-    return Stored(tuple(zip(names, rows, strict=True)), qkv_order(config))
+    traits, size = config.traits, config.head_dim
+    heads, kv_heads = config.num_heads, config.kv_heads
+    if traits.hugging_face.names.grouped:
+        per_group = heads // kv_heads
+        rows = torch.arange(config.qkv_size).view(kv_heads, per_group + 2, size)
+        q, k, v = rows.split([per_group, 1, 1], 1)
+    else:
+        rows = torch.arange(config.qkv_size).view(-1, size)
+        parts = rows.split([heads, kv_heads, kv_heads])
+        q, k, v = (part.view(kv_heads, -1, size) for part in parts)
+    if traits.interleaved:
+        rotated = torch.arange(config.rotary_dim).view(-1, 2).t().flatten()
+        features = torch.cat([rotated, torch.arange(config.rotary_dim, size)])
+        q, k = q[..., features], k[..., features]
+    elif traits.hugging_face.names.grouped:
+        return None
+    return torch.cat([q, k, v], 1).flatten()
 
 
-def gate_up_order(size: int) -> Tensor:
+def _gate_up_order(size: int) -> Tensor:
     """Returns the index of each row of a fused weight gate, up, gate, ... in gate's, then up's."""
     return torch.arange(2 * size).view(2, size).t().flatten()

@@ -1,10 +1,9 @@
-"""The base of all families: a block with its residual connections, and a model made of blocks."""
+"""A decoder-only model on a grid, for all families."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -12,19 +11,21 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from axonn_ext.checkpoint.whole_tensors import NamedState
+from axonn_ext.models.block import linear_options, make_block, make_norm, scaled
 from axonn_ext.models.checks import check_labels, check_token_ids
-from axonn_ext.models.stored import Stored
+from axonn_ext.models.stored import Stored, stored
 from axonn_ext.nn import (
-    MLP,
-    Attention,
     CrossEntropy,
     Embedding,
     Init,
     KeyValueCache,
     Linear,
     Places,
+    PositionEmbedding,
+    Rotary,
 )
 from axonn_ext.nn.adapter import Adapter
+from axonn_ext.nn.norm import AllHeadsNorm
 from axonn_ext.nn.sharded import ParameterSpec, ShardedModule, own_rows, sharded_parameters
 from axonn_ext.ranks.grid import Grid
 from axonn_ext.spec.model import ModelConfig
@@ -33,59 +34,8 @@ from axonn_ext.spec.stages import Stages
 from axonn_ext.spec.vocabulary import padded_vocab_size
 
 
-class Block(nn.Module):
-    """x + attention(norm(x)), then x + mlp(norm(x)); x [m / Gx, H / Gy] (replicated: m rows)."""
-
-    def __init__(
-        self, norm_1: nn.Module, attention: Attention, norm_2: nn.Module, mlp: MLP
-    ) -> None:
-        super().__init__()
-        self.norm_1, self.attention, self.norm_2, self.mlp = norm_1, attention, norm_2, mlp
-
-    def forward(
-        self,
-        x: Tensor,
-        sequence_length: int,
-        places: Places | None = None,
-        cache: KeyValueCache | None = None,
-    ) -> Tensor:
-        x = x + self.attention(self.norm_1(x), sequence_length, places, cache)
-        return x + self.mlp(self.norm_2(x))
-
-
-@dataclass(frozen=True)
-class StateNames:
-    """The parameter names of a family's Hugging Face model.
-
-    body: the module that holds everything but lm_head. blocks, norm, table, positions: its blocks,
-    last norm, embedding and table of positions. block: within a block, ours -> theirs; both end
-    with a dot. own_table: our name of the embedding.
-    """
-
-    body: str
-    blocks: str
-    norm: str
-    table: str
-    block: Mapping[str, str]
-    own_table: str = "embedding"
-    positions: str = ""
-
-    def public(self, name: str) -> str:
-        """Returns their name for one of ours."""
-        for ours, theirs in self.block.items():
-            name = name.replace(ours, theirs)
-        first, dot, rest = name.partition(".")
-        if first == "lm_head":
-            return name
-        top = {
-            "blocks": self.blocks, "norm": self.norm, self.own_table: self.table,
-            "wpe": self.positions,
-        }  # fmt: skip
-        return f"{self.body}.{top.get(first, first)}{dot}{rest}"
-
-
 class Transformer(nn.Module, NamedState):
-    """A decoder-only model on a grid. Subclasses define its modules and the names of its state.
+    """A decoder-only model on a grid. Its family decides the modules and the names of the state.
 
     token_ids [B, S]: all sequences of this rank's (data, z) group, equal on every x, y and pipe
     rank.
@@ -97,8 +47,6 @@ class Transformer(nn.Module, NamedState):
 
     config_json: the config.json that the model was loaded from, which `save_pretrained` keeps.
     """
-
-    names: StateNames
 
     def __init__(
         self,
@@ -112,6 +60,7 @@ class Transformer(nn.Module, NamedState):
     ) -> None:
         super().__init__()
         self.config, self.grid, self.parallel = config, grid, parallel
+        self.names = config.traits.hugging_face.names
         self.config_json: Mapping[str, Any] = {}
         # The rows of the table and the head in addition to those of the vocabulary.
         rows = padded_vocab_size(config.vocab_size, grid.shape)
@@ -120,34 +69,31 @@ class Transformer(nn.Module, NamedState):
         self._check_stages()
         own, rank = self.stages, grid.axis("pipe").rank
         self.has_embedding, self.has_head = own.has_first(rank), own.has_last(rank)
-        init = Init.normal(config.init_std)
-        common: dict[str, Any] = {
+        self._options: dict[str, Any] = {
             "grid": grid,
             "layout": parallel.layout,
             "algorithm": parallel.algorithm,
+            "dtype": dtype,
+            "device": device,
+            # Uninitialised: `build` sets the values of the whole model.
+            "seed": None,
         }
-        # The options of norms and embeddings, then those of Linears. Without a seed the modules are
-        # uninitialised: `build` sets the values of the whole model.
-        self._options = common | {"seed": None, "dtype": dtype, "device": device}
-        self._linear_options = self._options | {
-            "save_gathered": parallel.save_gathered,
-            "reshard_after_forward": parallel.reshard_after_forward,
-            "init": init,
-            "bias": config.traits.has_biases,
-        }
-        self._add_table(init)
-        if self.has_embedding or config.traits.rotary:
-            self.add_positions()
+        self._add_table()
+        self._add_positions()
         self.blocks = nn.ModuleList()  # named by their number in the whole model
         numbers = [n for stage in own.on(rank) for n in own.blocks[stage]]
         for number in numbers:
-            self.blocks.add_module(str(number), self._make_block())
+            block = make_block(config, number, parallel, self._rotary_of(number), self._options)
+            self.blocks.add_module(str(number), block)
         again = parallel.recomputation
         self._recomputed = {n for i, n in enumerate(numbers) if again.has_block(i)}
         if self.has_head:
             self._add_head()
             # Nothing else uses the logits of `loss` or of a pipeline's last stage.
-            self.criterion = CrossEntropy(in_place=True, **common)
+            common = ("grid", "layout", "algorithm")
+            self.criterion = CrossEntropy(
+                in_place=True, **{name: self._options[name] for name in common}
+            )
 
     def _check_stages(self) -> None:
         stages, pipe = self.stages, self.grid.size("pipe")
@@ -157,27 +103,52 @@ class Transformer(nn.Module, NamedState):
                 f"{stages.num_blocks} on pipe={stages.pipe}"
             )
 
-    def _add_table(self, init: Init) -> None:
+    def _add_table(self) -> None:
         """Adds the embedding on the first stage, and on the last one if the head shares it."""
         config = self.config
         if not self.has_embedding and not (self.has_head and config.tie_embeddings):
             return
         table = Embedding(
-            config.vocab_size, config.hidden_size, padding=self._padding, init=init, **self._options
-        )
+            config.vocab_size, config.hidden_size, padding=self._padding,
+            init=Init.normal(config.init_std), **self._options,
+        )  # fmt: skip
         if config.tie_embeddings and self.grid.size("pipe") > 1:
             table.specs["weight"] = dataclasses.replace(table.specs["weight"], on_ends=True)
         self.add_module(self.names.own_table, table)
 
-    def _make_block(self) -> Block:
-        return Block(self.make_norm(), self.make_attention(), self.make_norm(), self.make_mlp())
+    def _rotary_of(self, number: int) -> Rotary | None:
+        """Returns the rotation of a block."""
+        if not self.config.rotates(number):
+            return None
+        return self.local_rotary if self.config.is_local(number) else self.rotary
+
+    def _add_positions(self) -> None:
+        """Adds the rotations that the blocks share, or the first stage's table of positions."""
+        config = self.config
+        if config.traits.rotary:
+            self.rotary = Rotary(
+                config.rotary_dim, config.sequence_length, config.rope_theta,
+                scaling=config.rope_scaling,
+            )  # fmt: skip
+            if config.local_theta is not None:
+                self.local_rotary = Rotary(
+                    config.rotary_dim, config.sequence_length, config.local_theta
+                )
+        elif self.has_embedding:
+            options = {k: self._options[k] for k in ("grid", "layout", "seed", "dtype", "device")}
+            self.wpe = PositionEmbedding(
+                config.sequence_length, config.hidden_size, offset=config.traits.position_offset,
+                init=Init.normal(config.init_std), **options,
+            )  # fmt: skip
 
     def _add_head(self) -> None:
-        config = self.config
-        self.norm = self.make_norm()
-        options = self._linear_options | {"bias": False}
+        config, parallel = self.config, self.parallel
+        self.norm = make_norm(config, self._options)
         rows = config.vocab_size + self._padding
-        self.lm_head = Linear(config.hidden_size, rows, role="expand", **options)
+        self.lm_head = Linear(
+            config.hidden_size, rows, role="expand", bias=False,
+            **linear_options(config, parallel, self._options),
+        )  # fmt: skip
         spec = dataclasses.replace(self.lm_head.specs["weight"], padding=self._padding)
         if config.tie_embeddings:
             self.lm_head.weight, spec = self.table.weight, self.table.specs["weight"]
@@ -190,24 +161,12 @@ class Transformer(nn.Module, NamedState):
         assert isinstance(table, Embedding)
         return table
 
-    def make_norm(self) -> nn.Module:
-        """Returns a norm over the residual stream."""
-        raise NotImplementedError
-
-    def make_attention(self) -> Attention:
-        """Returns the attention of a block."""
-        raise NotImplementedError
-
-    def make_mlp(self) -> MLP:
-        """Returns the MLP of a block."""
-        raise NotImplementedError
-
-    def add_positions(self) -> None:
-        """Adds the position modules that all blocks share."""
-
-    def embed(self, token_ids: Tensor, table: Tensor | None, places: Places | None) -> Tensor:
+    def _embed(self, token_ids: Tensor, table: Tensor | None, places: Places | None) -> Tensor:
         """Returns the input of the first block: [m / Gx, H / Gy] (replicated: m rows)."""
-        return self.table(token_ids, table)
+        x = scaled(self.table(token_ids, table), self.config.embedding_factor)
+        if self.config.traits.rotary:
+            return x
+        return self.wpe(x, token_ids.shape[1], None if places is None else places.positions)
 
     def forward(self, token_ids: Tensor, places: Places | None = None) -> Tensor:
         """Returns this rank's logits, [m / Gy, V / Gx] (replicated: m rows), m = B * S.
@@ -234,7 +193,7 @@ class Transformer(nn.Module, NamedState):
         is_end = stage == 0 or last
         table = self.table.gather_weight() if self.config.tie_embeddings and is_end else None
         if stage == 0:
-            x = self.embed(token_ids, table, places)
+            x = self._embed(token_ids, table, places)
         assert x is not None
         x = self._run_blocks(self.stages.blocks[stage], x, length, places)
         return self._logits(x, table) if last else x
@@ -244,7 +203,9 @@ class Transformer(nn.Module, NamedState):
 
         Softmax turns it into exact zeros, and so are its gradients, which need no mask.
         """
-        logits = self.lm_head(self.norm(x), table)
+        logits = self.lm_head(scaled(self.norm(x), self.config.logits_scale), table)
+        if (cap := self.config.logits_softcap) is not None:
+            logits = torch.tanh(logits / cap) * cap
         if self._padding:
             first = self.grid.axis("x").rank * logits.shape[-1]
             own = min(max(self.config.vocab_size - first, 0), logits.shape[-1])
@@ -273,7 +234,7 @@ class Transformer(nn.Module, NamedState):
         """
         length = check_token_ids(token_ids, self.config)
         table = self.table.gather_weight() if self.config.tie_embeddings else None
-        x = self.embed(token_ids, table, places)
+        x = self._embed(token_ids, table, places)
         for block, cache in zip(self.blocks, caches, strict=True):
             x = block(x, length, places, cache)
         rows = torch.arange(len(last), device=last.device) * length + last
@@ -281,7 +242,10 @@ class Transformer(nn.Module, NamedState):
 
     def replicated(self) -> Transformer:
         """Returns a model in layout "replicated", for any number of rows, that shares this model's
-        parameters and buffers."""
+        parameters and buffers.
+
+        Collectives: with heads_over_y, norms of the keys of all heads are gathered over y.
+        """
         self._refuse_stages("generation")
         is_watched = self.table.weight_source is not None  # by the training's orchestrator
         parallel = self.parallel
@@ -304,6 +268,11 @@ class Transformer(nn.Module, NamedState):
         for named in (self.named_parameters, self.named_buffers):
             for name, tensor in named(remove_duplicate=False):
                 owner, _, own = name.rpartition(".")
+                module = self.get_submodule(owner)
+                if isinstance(module, AllHeadsNorm) and self.parallel.heads_over_y:
+                    # The other model splits it over x only.
+                    whole = self.grid.unshard(tensor.detach(), {0: ("y",)})
+                    tensor = nn.Parameter(whole, requires_grad=False)
                 setattr(other.get_submodule(owner), own, tensor)
         return other
 
@@ -315,32 +284,38 @@ class Transformer(nn.Module, NamedState):
         if isinstance(adapter, Adapter):
             public, order = adapter.public(own)
             return Stored(((public, rows),), order)
-        return self.arranged(name, self.names.public(name), rows)
-
-    def arranged(self, name: str, public: str, rows: int) -> Stored:
-        """Returns `stored` for a parameter; subclasses say which are fused or transposed.
-
-        public: the parameter's name if only names differed. rows: its whole number of rows.
-        """
-        return Stored(((public, rows),))
+        return stored(self.config, name, rows)
 
     def export_state(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
         public: dict[str, Tensor] = {}
         for name, tensor in state.items():
             public |= self.stored(name).export(tensor)
         if self.config.tie_embeddings and self.table_name in public:
-            public["lm_head.weight"] = public[self.table_name]
+            public[self.head_name] = public[self.table_name]
         return public
 
     def import_state(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
-        if self.config.tie_embeddings and "lm_head.weight" in state:
-            drop_tied_head(state, self.table_name)
-        stored = {p.name: self.stored(p.name) for p in sharded_parameters(self)}
+        if self.config.tie_embeddings and self.head_name in state:
+            self._drop_tied_head(state)
+        places = {p.name: self.stored(p.name) for p in sharded_parameters(self)}
         return {
             name: where.restore(state)
-            for name, where in stored.items()
+            for name, where in places.items()
             if all(part in state for part in where.names)
         }
+
+    def _drop_tied_head(self, state: dict[str, Tensor]) -> None:
+        """Removes the head from the state. Raises ValueError if it differs from the tied table."""
+        if not torch.equal(state.pop(self.head_name), state[self.table_name]):
+            raise ValueError(
+                f"load_full_state_dict: {self.head_name} differs from {self.table_name}, but the "
+                "model ties them; build it with tie_embeddings=False"
+            )
+
+    @property
+    def head_name(self) -> str:
+        """The name of lm_head's weight in Hugging Face's model."""
+        return f"{self.names.head}.weight"
 
     @property
     def table_name(self) -> str:
@@ -395,21 +370,3 @@ class Transformer(nn.Module, NamedState):
             else:
                 x = block(x, sequence_length, places)
         return x
-
-
-def residual_init(config: ModelConfig) -> Init:
-    """Returns the initial values of the Linears whose outputs are added to the residual stream.
-
-    As in GPT-2, they are scaled by 1 / sqrt(the number of such outputs).
-    """
-    return Init.normal(config.init_std / (2 * config.num_layers) ** 0.5)
-
-
-def drop_tied_head(state: dict[str, Tensor], table_name: str) -> None:
-    """Removes the head from the state. Raises ValueError if it differs from the tied table."""
-    head = state.pop("lm_head.weight")
-    if not torch.equal(head, state[table_name]):
-        raise ValueError(
-            f"load_full_state_dict: lm_head.weight differs from {table_name}, but the model ties "
-            "them; build it with tie_embeddings=False"
-        )

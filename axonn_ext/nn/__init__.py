@@ -5,7 +5,7 @@ other module.
 """
 
 from axonn_ext.nn.adapter import Adapter, Target
-from axonn_ext.nn.attention import Attention, Rotary
+from axonn_ext.nn.attention import Attention
 from axonn_ext.nn.deferred import DeferredWeightGradients, WeightGradients
 from axonn_ext.nn.embedding import Embedding, PositionEmbedding
 from axonn_ext.nn.goldfish import goldfish_labels
@@ -13,6 +13,7 @@ from axonn_ext.nn.linear import Linear
 from axonn_ext.nn.loss import CrossEntropy
 from axonn_ext.nn.mlp import MLP
 from axonn_ext.nn.norm import LayerNorm, RMSNorm
+from axonn_ext.nn.rotary import Rotary
 from axonn_ext.nn.sequences import KeyValueCache, Places
 from axonn_ext.nn.sharded import (
     Init,

@@ -2,89 +2,25 @@
 
 from __future__ import annotations
 
-import math
 from functools import partial
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from axonn_ext.kernels import host
 from axonn_ext.nn.linear import Linear
-from axonn_ext.nn.norm import HeadNorm
+from axonn_ext.nn.norm import AllHeadsNorm, HeadNorm
+from axonn_ext.nn.rotary import Rotary
 from axonn_ext.nn.sequences import KeyValueCache, Places
 from axonn_ext.nn.sharded import Init, own_rows
+from axonn_ext.nn.windows import attend
 from axonn_ext.ranks import collectives
 from axonn_ext.ranks.grid import Grid
-from axonn_ext.spec.model import RopeScaling
+from axonn_ext.spec.parallel import check_choice
 from axonn_ext.spec.rules import ranks_of_a_kv_head
 
-
-class Rotary(nn.Module):
-    """Rotary position embedding, which rotates feature i of a head together with i + head_dim / 2.
-
-    Source: Su et al., arXiv:2104.09864. Llama's public weights pair the features in the same way.
-
-    Raises ValueError for an odd head_dim, or if this machine lacks the memory for the tables.
-    """
-
-    def __init__(
-        self,
-        head_dim: int,
-        max_length: int,
-        theta: float = 10000.0,
-        *,
-        scaling: RopeScaling | None = None,
-    ) -> None:
-        super().__init__()
-        if head_dim % 2:
-            raise ValueError(f"Rotary: head_dim must be even, got {head_dim}")
-        needed = 4 * 8 * max_length * head_dim  # the tables in fp64 below, two of which stay
-        there = host.memory_bytes()
-        if needed > there / 2:
-            raise ValueError(
-                f"Rotary: the tables of {max_length:,} positions need {needed / 1e9:,.1f} GB, this "
-                f"machine has {there / 1e9:,.1f} GB: give a smaller sequence_length"
-            )
-        frequencies = theta ** -(torch.arange(0, head_dim, 2, dtype=torch.float64) / head_dim)
-        if scaling is not None:
-            frequencies = _scaled(frequencies, scaling)
-        angles = torch.outer(torch.arange(max_length, dtype=torch.float64), frequencies)
-        angles = torch.cat([angles, angles], -1)  # [max_length, head_dim]
-        self.cos: Tensor
-        self.sin: Tensor
-        self.register_buffer("cos", angles.cos(), persistent=False)
-        self.register_buffer("sin", angles.sin(), persistent=False)
-
-    def forward(
-        self, queries: Tensor, keys: Tensor, positions: Tensor | None = None
-    ) -> tuple[Tensor, Tensor]:
-        """Returns q and k, [sequences, heads, length, head_dim], rotated by their positions.
-
-        positions: [sequences, length]; None: 0, 1, 2, ... in each sequence.
-        """
-        if positions is None:
-            length = queries.shape[-2]
-            cos, sin = self.cos[:length], self.sin[:length]
-        else:
-            cos, sin = self.cos[positions].unsqueeze(1), self.sin[positions].unsqueeze(1)
-        cos, sin = cos.to(queries.dtype), sin.to(queries.dtype)
-        return _rotated(queries, cos, sin), _rotated(keys, cos, sin)
-
-
-def _rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    low, high = x.chunk(2, -1)
-    return x * cos + torch.cat([-high, low], -1) * sin
-
-
-def _scaled(frequencies: Tensor, scaling: RopeScaling) -> Tensor:
-    """Returns the frequencies with long wavelengths stretched; see RopeScaling."""
-    waves = scaling.original_max_position_embeddings * frequencies / (2 * math.pi)  # per sequence
-    low, high = scaling.low_freq_factor, scaling.high_freq_factor
-    kept = ((waves - low) / (high - low)).clamp(0, 1)
-    return frequencies * (kept + (1 - kept) / scaling.factor)
+QK_NORMS = ("", "head", "all")
 
 
 class Attention(nn.Module):
@@ -106,14 +42,18 @@ class Attention(nn.Module):
     features, and each attends with its own queries. No weight is held twice. This takes one more
     all-gather, and a reduce-scatter in backward.
 
-    head_norm_eps: if given, RMSNorms over the features of a head normalise queries and keys before
-    they are rotated (q_norm, k_norm), as in Qwen3. bias: of qkv and, unless out_bias is given, of
-    the out-projection.
+    scale: the factor of the scores; default 1 / sqrt(head_dim). window, softcap: see
+    windows.attend.
+
+    qk_norm: RMSNorms with norm_eps normalise queries and keys before they are rotated (q_norm,
+    k_norm): "head" over the features of each head, as in Qwen3, "all" over those of all heads, as
+    in OLMo 2. bias: of qkv and, unless out_bias is given, of the out-projection.
 
     recompute: recomputes everything between the two Linears in backward: norms of queries and keys,
     their rotation and the scaled dot products. Autograd then keeps only the result of qkv and the
-    input of the out-projection. No collective is repeated: exchanges of heads belong to the
-    Linears, and features of shared key-value heads are kept gathered.
+    input of the out-projection. Of the collectives, only those of norms of all heads are repeated:
+    exchanges of heads belong to the Linears, and features of shared key-value heads are kept
+    gathered.
 
     places: the positions of the tokens and what they attend to, for all sequences of the (data, z)
     group; default each sequence from position 0, causally. cache: stores keys and values, and
@@ -132,7 +72,12 @@ class Attention(nn.Module):
         num_kv_heads: int | None = None,
         head_dim: int | None = None,
         rotary: Rotary | None = None,
-        head_norm_eps: float | None = None,
+        scale: float | None = None,
+        window: int | None = None,
+        softcap: float | None = None,
+        qk_norm: str = "",
+        norm_eps: float = 1e-6,
+        norm_plus_one: bool = False,
         bias: bool = True,
         out_bias: bool | None = None,
         layout: str = "sharded",
@@ -157,12 +102,13 @@ class Attention(nn.Module):
                 f"num_kv_heads={self.num_kv_heads}"
             )
         self.head_dim = head_dim or hidden_size // num_heads
-        self.rotary = rotary
+        self.rotary, self.scale, self.window, self.softcap = rotary, scale, window, softcap
         head_axes = ("x", "y") if heads_over_y else ("x",)
         parts = grid.num_parts(head_axes)
         shared = ranks_of_a_kv_head(num_heads, self.num_kv_heads, parts)
-        if not shared or (shared > 1 and heads_over_y):
-            splits_heads = parts % self.num_kv_heads == 0 and not heads_over_y
+        may_share = not heads_over_y and qk_norm != "all"
+        if not shared or (shared > 1 and not may_share):
+            splits_heads = parts % self.num_kv_heads == 0 and may_share
             name = "num_heads" if splits_heads else "num_kv_heads"
             raise ValueError(
                 f"Attention: {name}={getattr(self, name)} must be divisible by {parts} "
@@ -185,15 +131,23 @@ class Attention(nn.Module):
             num_heads * self.head_dim, hidden_size, role="contract", gather_dim=moved_dim,
             init=out_init or init, bias=bias if out_bias is None else out_bias, name="out",
         )  # fmt: skip
-        self.q_norm: HeadNorm | None = None
-        self.k_norm: HeadNorm | None = None
-        if head_norm_eps is not None:
+        self.q_norm: HeadNorm | AllHeadsNorm | None = None
+        self.k_norm: HeadNorm | AllHeadsNorm | None = None
+        check_choice("qk_norm", qk_norm, QK_NORMS)
+        self._qk_norm = qk_norm
+        if qk_norm:
             options: dict[str, Any] = {
-                "grid": grid, "eps": head_norm_eps, "layout": layout, "seed": seed,
-                "dtype": dtype, "device": device,
+                "grid": grid, "eps": norm_eps, "layout": layout, "seed": seed, "dtype": dtype,
+                "device": device,
             }  # fmt: skip
-            self.q_norm = HeadNorm(self.head_dim, **options)
-            self.k_norm = HeadNorm(self.head_dim, **options)
+            self.q_norm, self.k_norm = (
+                HeadNorm(self.head_dim, plus_one=norm_plus_one, **options)
+                if qk_norm == "head"
+                else AllHeadsNorm(
+                    count * self.head_dim, heads_over_y=heads_over_y, algorithm=algorithm, **options
+                )
+                for count in (num_heads, self.num_kv_heads)
+            )
 
     def forward(
         self,
@@ -236,25 +190,29 @@ class Attention(nn.Module):
         if self._sharing is not None:
             q_per_kv //= self._sharing.size
         t = qkv.unflatten(0, (-1, sequence_length)).unflatten(-1, (-1, q_per_kv + 2, self.head_dim))
-        q, k, v = (u.flatten(2, 3).transpose(1, 2) for u in t.split((q_per_kv, 1, 1), dim=3))
+        q, k, v = (u.flatten(2, 3) for u in t.split((q_per_kv, 1, 1), dim=3))
         if self.q_norm is not None and self.k_norm is not None:
-            q, k = self.q_norm(q), self.k_norm(k)
-        positions = mask = None
+            if self._qk_norm == "all":
+                q, k = self.q_norm(q.flatten(2)).view_as(q), self.k_norm(k.flatten(2)).view_as(k)
+            else:
+                q, k = self.q_norm(q), self.k_norm(k)
+        q, k, v = (u.transpose(1, 2) for u in (q, k, v))
+        positions = mask = lengths = None
         if places is not None:
             positions, mask = self._own(places.positions), self._own(places.mask)
+            lengths = self._own(places.lengths)
+        seen = sequence_length if mask is None else mask.shape[-1]
         if self.rotary is not None:
-            q, k = self.rotary(q, k, positions)
+            q, k = self.rotary(q, k, positions, seen if lengths is None else lengths)
         if cache is not None:
             assert positions is not None
-            seen = sequence_length if mask is None else mask.shape[-1]
             k, v = cache.extend(k, v, positions, seen)
-        if mask is not None and q_per_kv > 1 and sequence_length > 1:
-            # No fused GPU kernel supports both a mask and grouped heads.
-            k, v = k.repeat_interleave(q_per_kv, 1), v.repeat_interleave(q_per_kv, 1)
-            q_per_kv = 1
-        out = F.scaled_dot_product_attention(
-            q, k, v, attn_mask=mask, is_causal=mask is None, enable_gqa=q_per_kv > 1
-        )
+        if mask is not None and self.window is not None and self.window < seen:
+            assert positions is not None
+            keys = positions if cache is None else torch.arange(seen, device=mask.device)[None]
+            is_near = keys[:, None, :] > positions[:, :, None] - self.window
+            mask = mask & is_near.unsqueeze(1)
+        out = attend(q, k, v, mask, scale=self.scale, window=self.window, softcap=self.softcap)
         return out.transpose(1, 2).flatten(2).flatten(0, 1)
 
     def _gather(self, qkv: Tensor) -> Tensor:

@@ -14,10 +14,12 @@ class Places:
 
     positions: [B, S], each token's position in its document
     mask: [B, 1, S, T], whether a token attends to each of T tokens; None: causal
+    lengths: [B], the tokens of each sequence, on which some kinds of rotation depend; None: T
     """
 
     positions: Tensor
     mask: Tensor | None = None
+    lengths: Tensor | None = None
 
     @classmethod
     def packed(cls, documents: Tensor) -> Places:
@@ -35,13 +37,13 @@ class Places:
         return cls(places - firsts, mask.unsqueeze(1))
 
     @classmethod
-    def cached(cls, positions: Tensor) -> Places:
+    def cached(cls, positions: Tensor, lengths: Tensor | None = None) -> Places:
         """Returns the places of tokens that also attend to earlier, cached tokens.
 
         positions: [B, S].
         """
         slots = torch.arange(int(positions.max()) + 1, device=positions.device)
-        return cls(positions, (slots <= positions[:, :, None]).unsqueeze(1))
+        return cls(positions, (slots <= positions[:, :, None]).unsqueeze(1), lengths)
 
 
 class KeyValueCache:

@@ -11,8 +11,9 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
 
-from axonn_ext.spec.family import FAMILIES, Family, find_family
+from axonn_ext.spec.family import BLOCK_LINEARS, FAMILIES, Family, find_family
 from axonn_ext.spec.files.keys import about, check, key
+from axonn_ext.spec.rope import RopeScaling
 
 
 class LinearSpec(NamedTuple):
@@ -23,29 +24,6 @@ class LinearSpec(NamedTuple):
     n: int
     k: int
     bias: bool
-
-
-@dataclass(frozen=True)
-class RopeScaling:
-    """Llama 3's longer rotary waves, for sequences longer than those of pretraining.
-
-    The keys are those of config.json's rope_scaling with rope_type "llama3": waves longer than
-    original_max_position_embeddings / low_freq_factor become `factor` times as long, those shorter
-    than original_max_position_embeddings / high_freq_factor stay, and between the two the change is
-    gradual. Source: transformers, modeling_rope_utils.py.
-    """
-
-    factor: float
-    low_freq_factor: float
-    high_freq_factor: float
-    original_max_position_embeddings: int
-
-    def __post_init__(self) -> None:
-        if not (self.factor > 0 and 0 < self.low_freq_factor < self.high_freq_factor):
-            raise ValueError(
-                "rope_scaling must have factor > 0 and 0 < low_freq_factor < high_freq_factor, got "
-                f"{self}"
-            )
 
 
 @dataclass(frozen=True)
@@ -71,25 +49,57 @@ class ModelSizes:
     head_size: int | None = key(
         None, "features per attention head; 0: hidden_size / num_heads", minimum=1
     )
+    rotary_size: int | None = key(
+        None, "features of a head that positions rotate, in families that rotate a part; 0: all",
+        minimum=2,
+    )  # fmt: skip
+    window: int | None = key(
+        None, "tokens that a token attends to in blocks with a window; 0: all before it", minimum=1
+    )
+    local_rope_theta: float | None = key(
+        None, "rope_theta of blocks with a window; 0: rope_theta", kind=float, above=0
+    )
+    attention_softcap: float | None = key(
+        None, "c of scores c tanh(s / c) of attention; 0: no cap", kind=float, above=0
+    )
+    logits_softcap: float | None = key(
+        None, "c of logits c tanh(s / c); 0: no cap", kind=float, above=0
+    )
 
 
 @dataclass(frozen=True)
 class ModelConfig(ModelSizes):
     """A decoder-only transformer.
 
-    FAMILY of models/<family> has the common traits of the models of a family. rope_scaling: of
-    rotary positions.
+    FAMILY of spec/families/<family>.py has the common traits of the models of a family. None
+    means that the family decides.
+
+    rope_scaling: of rotary positions. no_rope_layers: the numbers of the blocks without rotation.
+    window_layers: the numbers of the blocks with a window. biases: the Linears of a block that have
+    biases, of spec.family.BLOCK_LINEARS. attention_scale: the factor of the scores; default
+    1 / sqrt(head_dim). embedding_scale, residual_scale, logits_scale: factors of the embedding's
+    rows, of what attention and MLP add to the residual stream, and of the logits.
 
     Raises ValueError, which names the key, for illegal values, for sizes that do not divide each
     other, and for values that are impossible in the family.
     """
 
     rope_scaling: RopeScaling | None = None
+    no_rope_layers: tuple[int, ...] | None = None
+    window_layers: tuple[int, ...] | None = None
+    biases: tuple[str, ...] | None = None
+    attention_scale: float | None = None
+    embedding_scale: float | None = None
+    residual_scale: float = 1.0
+    logits_scale: float = 1.0
 
     def __post_init__(self) -> None:
         check(self)
         if isinstance(self.rope_scaling, Mapping):  # from a checkpoint
             object.__setattr__(self, "rope_scaling", RopeScaling(**self.rope_scaling))
+        for name in ("no_rope_layers", "biases", "window_layers"):
+            if isinstance(value := getattr(self, name), list):  # from a checkpoint
+                object.__setattr__(self, name, tuple(value))
         for large, small in (("hidden_size", "num_heads"), ("num_heads", "kv_heads")):
             if large == "hidden_size" and self.head_size is not None:
                 continue
@@ -114,6 +124,54 @@ class ModelConfig(ModelSizes):
         return self.hidden_size // self.num_heads if self.head_size is None else self.head_size
 
     @property
+    def rotary_dim(self) -> int:
+        """The features of a head that are rotated, where positions are rotary."""
+        return self.head_dim if self.rotary_size is None else self.rotary_size
+
+    def rotates(self, block: int) -> bool:
+        """Returns whether a block rotates queries and keys."""
+        if self.traits.rotates_windows:
+            return self.window_of(block) is not None
+        if self.no_rope_layers is not None:
+            return self.traits.rotary and block not in self.no_rope_layers
+        interval = self.traits.no_rope_interval
+        return self.traits.rotary and not (interval and (block + 1) % interval == 0)
+
+    @property
+    def score_scale(self) -> float:
+        """The factor of the scores of attention."""
+        return self.head_dim**-0.5 if self.attention_scale is None else self.attention_scale
+
+    @property
+    def embedding_factor(self) -> float:
+        """The factor of the embedding's rows."""
+        if self.embedding_scale is not None:
+            return self.embedding_scale
+        return self.hidden_size**0.5 if self.traits.scales_embedding else 1.0
+
+    def window_of(self, block: int) -> int | None:
+        """Returns how many tokens a token attends to in a block, itself included; None: all."""
+        layers, full = self.window_layers, self.traits.hugging_face.full_layers
+        has_window = block in layers if layers is not None else not (full and full.has(block))
+        return self.window if has_window else None
+
+    def is_local(self, block: int) -> bool:
+        """Returns whether a block rotates by local_theta, without rope_scaling."""
+        return self.local_theta is not None and self.window_of(block) is not None
+
+    @property
+    def local_theta(self) -> float | None:
+        """rope_theta of the blocks with a window, where these have tables of their own."""
+        if self.window is None or not self.traits.rotates_locally:
+            return None
+        return self.local_rope_theta or self.rope_theta
+
+    @property
+    def biased(self) -> tuple[str, ...]:
+        """The Linears of a block that have biases."""
+        return self.traits.biases if self.biases is None else self.biases
+
+    @property
     def attention_size(self) -> int:
         """The features of the queries of all heads, and of attention's output."""
         return self.num_heads * self.head_dim
@@ -136,13 +194,13 @@ class ModelConfig(ModelSizes):
     @cached_property
     def block_linears(self) -> tuple[LinearSpec, LinearSpec, LinearSpec, LinearSpec]:
         """The Linears qkv, out, up and down of one block, in the order of forward."""
-        h, bias = self.hidden_size, self.traits.has_biases
-        qkv_bias = bias or self.traits.has_qkv_bias
+        h = self.hidden_size
+        qkv, out, up, down = (name in self.biased for name in BLOCK_LINEARS)
         return (
-            LinearSpec("attention.qkv", "expand", self.qkv_size, h, qkv_bias),
-            LinearSpec("attention.out", "contract", h, self.attention_size, bias),
-            LinearSpec("mlp.up", "expand", self.up_size, h, bias),
-            LinearSpec("mlp.down", "contract", h, self.mlp_size, bias),
+            LinearSpec("attention.qkv", "expand", self.qkv_size, h, qkv),
+            LinearSpec("attention.out", "contract", h, self.attention_size, out),
+            LinearSpec("mlp.up", "expand", self.up_size, h, up),
+            LinearSpec("mlp.down", "contract", h, self.mlp_size, down),
         )
 
     @cached_property
@@ -152,16 +210,15 @@ class ModelConfig(ModelSizes):
 
     @property
     def num_norm_vectors(self) -> int:
-        """The number of norm parameters, of H elements each.
-
-        There are two norms in a block and one at the end of the model.
-        """
-        return (2 * self.num_layers + 1) * self.traits.norm.num_vectors
+        """The number of norm parameters of H elements, in the blocks and after the last."""
+        norms = len(self.traits.norms) * self.num_layers + 1
+        return norms * self.traits.norm.num_vectors
 
     @property
-    def head_norm_size(self) -> int:
-        """The elements of the norms of queries and keys in one block, equal for all heads."""
-        return 2 * self.head_dim if self.traits.has_head_norms else 0
+    def qk_norm_sizes(self) -> tuple[int, ...]:
+        """The elements of the norms of queries and of keys in one block, if it has them."""
+        heads = {"": (), "head": (1, 1), "all": (self.num_heads, self.kv_heads)}
+        return tuple(count * self.head_dim for count in heads[self.traits.qk_norm])
 
     @property
     def num_positions(self) -> int:
@@ -173,7 +230,7 @@ class ModelConfig(ModelSizes):
         h = self.hidden_size
         tables = self.vocab_size * h * (1 if self.tie_embeddings else 2)
         block = sum(w.n * w.k + (w.n if w.bias else 0) for w in self.block_linears)
-        block += self.head_norm_size
+        block += sum(self.qk_norm_sizes)
         vectors = self.num_norm_vectors + self.num_positions
         return tables + self.num_layers * block + vectors * h
 
@@ -193,12 +250,24 @@ class ModelConfig(ModelSizes):
 
     def block_flops_per_token(self, *, whole_attention: bool = False) -> int:
         """Returns the share of one block in flops_per_token."""
-        attention = self.attention_flops_per_token() * (2 if whole_attention else 1)
+        attention = self.attention_flops_per_token()
+        if whole_attention:
+            attention = 2 * 2 * self.attention_size * self.sequence_length
         return 3 * (2 * sum(w.n * w.k for w in self.block_linears) + attention)
 
     def attention_flops_per_token(self) -> int:
-        """Returns the operations of causal attention in forward per token in one block."""
-        return 2 * 2 * self.attention_size * self.sequence_length // 2
+        """Returns the operations of causal attention in forward per token in one block.
+
+        Of blocks with different windows, it returns the mean.
+        """
+        return 2 * 2 * self.attention_size * self._attended_pairs // (2 * self.sequence_length)
+
+    @cached_property
+    def _attended_pairs(self) -> int:
+        """Twice the pairs of tokens of a sequence that the mask leaves, the mean of all blocks."""
+        length, blocks = self.sequence_length, self.num_layers if self.window else 1
+        windows = (min(self.window_of(block) or length, length) for block in range(blocks))
+        return sum(length**2 - (length - window) ** 2 for window in windows) // blocks
 
     def head_flops_per_token(self) -> int:
         """Returns the share of lm_head in flops_per_token."""

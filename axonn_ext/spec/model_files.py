@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from axonn_ext.spec.family import FAMILIES, Family, HuggingFace, find_family
+from axonn_ext.spec.config_json import values_of
+from axonn_ext.spec.family import (
+    FAMILIES,
+    find_family,
+)
 from axonn_ext.spec.files.errors import InputError, unknown
 from axonn_ext.spec.files.files import FileError, is_file, is_folder, read_json
 from axonn_ext.spec.files.keys import keys_of
 from axonn_ext.spec.files.tables import Table, read_table
 from axonn_ext.spec.files.token_files import find_token_files
-from axonn_ext.spec.model import ModelConfig, ModelSizes, RopeScaling
+from axonn_ext.spec.model import ModelConfig, ModelSizes
 from axonn_ext.spec.optimizer import OptimizerOptions
 from axonn_ext.spec.presets import DEFAULT_MODEL, PRESETS
 
@@ -114,10 +117,6 @@ def _model(table: Table, **values: Any) -> ModelConfig:
         raise InputError(f"{table.file}: {error}") from None
 
 
-# The fields of ModelConfig, except head_size, for which None means that another size decides.
-_MAY_BE_NONE = ("num_kv_heads", "intermediate_size")
-
-
 # --- Hugging Face --------------------------------------------------------------------------------
 
 
@@ -134,7 +133,8 @@ def read_config(path: Path) -> ModelConfig:
     known = [find_family(name) for name in FAMILIES]
     for family in known:
         if family.hugging_face.model_type == kind:
-            return _of_family(family, whole)
+            values = values_of(family, whole)
+            return _model(whole.without_nulls(), family=family.name, **values)
     names = ", ".join(family.hugging_face.model_type for family in known)
     raise InputError(
         f"{path}: model_type {kind!r} is not supported; supported: {names} "
@@ -156,80 +156,3 @@ def _remedy(folder: Path) -> str:
     if not folder.is_absolute() and len(folder.parts) == 2 and not folder.exists():
         return f"; to download a model: hf download {folder} --local-dir {folder.name}"
     return ""
-
-
-def _of_family(family: Family, whole: Table) -> ModelConfig:
-    theirs, table = family.hugging_face, whole.without_nulls()
-    for key, reason in theirs.must_be_false.items():
-        if table.flag(key, False):
-            raise table.error(key, f"false: {reason}")
-    for key, reason in theirs.must_be_true.items():
-        if not table.flag(key, True):
-            raise table.error(key, f"true: {reason}")
-    for key, other in theirs.must_equal.items():
-        if table.count(key, table.count(other)) != table.count(other):
-            raise table.error(key, f"{other}={table.count(other)}")
-    for key, reason in theirs.must_be_null.items():
-        if table.has(key):
-            raise table.error(key, f"null: {reason}")
-    table.one_of(theirs.activation_key, theirs.activations, theirs.activations[0])
-    values = {ours: _value(whole, theirs, ours) for ours in theirs.keys}
-    window = theirs.window_key
-    # A null means that there is no window; a missing key means transformers' default.
-    if window is not None and (table.has(window) or not whole.has(window)):
-        reach = table.count(window, theirs.defaults[window])
-        values["sequence_length"] = min(values["sequence_length"], reach)
-    if family.rotary:
-        values["rope_theta"] = _rope_theta(table)
-        values["rope_scaling"] = _rope_scaling(table)
-        values["head_size"] = _head_size(table, theirs, values)
-    return _model(table, family=family.name, **values)
-
-
-def _head_size(table: Table, theirs: HuggingFace, values: Mapping[str, Any]) -> int | None:
-    """Returns the number of features per head, or None if it is hidden_size / num_heads."""
-    usual, left = divmod(values["hidden_size"], values["num_heads"])
-    size = table.count("head_dim", theirs.head_size or usual)
-    return None if size == usual and not left else size
-
-
-def _value(whole: Table, theirs: HuggingFace, ours: str) -> Any:
-    """Returns the file's value for one of our fields, or transformers' default.
-
-    If our field may be None, null means the same as None here; otherwise, null means the default.
-    """
-    key, table = theirs.keys[ours], whole.without_nulls()
-    if key in theirs.defaults and not table.has(key):
-        return None if whole.has(key) and ours in _MAY_BE_NONE else theirs.defaults[key]
-    if ours in ("norm_eps", "init_std"):
-        return table.positive(key)
-    return table.flag(key) if ours == "tie_embeddings" else table.count(key)
-
-
-def _rope_theta(table: Table) -> float:
-    """Returns the value of rope_theta, which transformers 5 puts into the table rope_parameters."""
-    theta = table.positive("rope_theta", 10000.0)
-    for key in ("rope_scaling", "rope_parameters"):
-        if table.has(key):
-            theta = table.table(key).positive("rope_theta", theta)
-    return theta
-
-
-def _rope_scaling(table: Table) -> RopeScaling | None:
-    """Returns the scaling of rotary frequencies; refuses any scaling other than Llama 3's."""
-    for key in ("rope_scaling", "rope_parameters"):
-        if not table.has(key):
-            continue
-        rope = table.table(key)
-        kind = "rope_type" if rope.has("rope_type") or not rope.has("type") else "type"
-        if rope.one_of(kind, ("default", "llama3"), "default") == "llama3":
-            numbers = ("factor", "low_freq_factor", "high_freq_factor")
-            length = rope.count("original_max_position_embeddings")
-            try:
-                return RopeScaling(
-                    **{name: rope.positive(name) for name in numbers},
-                    original_max_position_embeddings=length,
-                )
-            except ValueError as error:
-                raise InputError(f"{table.file}: {error}") from None
-    return None

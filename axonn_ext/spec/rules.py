@@ -65,7 +65,7 @@ def _rules(
     sharded, tokens = parallel.sharded, batch_size * model.sequence_length
     over_y = sharded and not parallel.heads_over_y
     yield _SEQUENCES, batch_size, ("data", "z", "y") if over_y else ("data", "z")
-    shares = shared_heads and not parallel.heads_over_y
+    shares = shared_heads and not parallel.heads_over_y and model.traits.qk_norm != "all"
     if not shares:
         yield _KV_HEADS, model.kv_heads, ("x", "y") if parallel.heads_over_y else ("x",)
     elif not ranks_of_a_kv_head(model.num_heads, model.kv_heads, grid.x):

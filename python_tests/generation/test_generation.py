@@ -57,7 +57,19 @@ def continued(model: PlainTransformer, prompt: list[int], number: int, sampling:
 
 @pytest.mark.parametrize(
     ("name", "world_size"),
-    sampled(("gpt2", "gpt2-odd", "qwen3-wide", "llama-scaled", "opt"), (1, 2, 4)),
+    sampled(
+        (
+            "gpt2",
+            "gpt2-odd",
+            "qwen3-wide",
+            "llama-scaled",
+            "opt",
+            "gemma2",
+            "cohere2",
+            "llama-long",
+        ),
+        (1, 2, 4),
+    ),
 )
 def test_every_grid_chooses_what_the_whole_model_does(name, world_size, pool) -> None:
     layout = "replicated" if name == "opt" else "sharded"

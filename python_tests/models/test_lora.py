@@ -15,7 +15,6 @@ from axonn_ext import (
     sync_gradients,
 )
 from axonn_ext.models import ParallelConfig
-from axonn_ext.models.gpt2.model import TRANSPOSED
 from axonn_ext.models.plain import PlainTransformer
 from axonn_ext.models.pretrained import adapters_of, add_adapters, merge_adapters
 from axonn_ext.models.transformer import Transformer
@@ -52,7 +51,7 @@ def plain_weights(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         if name.endswith(".lora_A.weight"):
             key = name.replace(".lora_A.", ".")
             update = ALPHA / RANK * state[name.replace("lora_A", "lora_B")] @ a
-            transposed = key.endswith(TRANSPOSED)
+            transposed = key.endswith(("c_attn.weight", "c_proj.weight", "c_fc.weight"))
             weights[key] = weights[key] + (update.t() if transposed else update)
     return weights
 

@@ -69,6 +69,8 @@ def errors_on_grids(name: str, options: str) -> list[tuple[str, float]]:
         ("qwen3", "replicated"),
         ("llama", "recompute"),
         ("qwen3", "recompute attention"),
+        ("gemma2", "sharded"),
+        ("cohere2", "replicated"),
     ],
 )
 def test_no_document_sees_another(name, options, world_size, pool) -> None:

@@ -331,10 +331,12 @@ def test_what_the_model_does_not_represent_is_written_as_it_was(
 
 def test_a_window_that_the_model_does_not_have_is_not_taken_over(tmp_path, alone) -> None:
     write_folder(folder := tmp_path / "model", CONFIGS["mistral"])
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(config | {"sliding_window": 4}))
-    save_pretrained(models.build(CONFIGS["mistral"], axonn_ext.Grid()), tmp_path / "a", like=folder)
-    assert json.loads((tmp_path / "a" / "config.json").read_text())["sliding_window"] is None
+    for window in (None, 5):
+        model = models.build(
+            dataclasses.replace(CONFIGS["mistral"], window=window), axonn_ext.Grid()
+        )
+        save_pretrained(model, out := tmp_path / str(window), like=folder)
+        assert json.loads((out / "config.json").read_text())["sliding_window"] == window
 
 
 def test_fp16_is_read_and_computed_in_fp32_on_cpus(tmp_path, alone) -> None:

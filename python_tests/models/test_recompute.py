@@ -17,7 +17,7 @@ from axonn_ext.pipeline import Pipeline
 from axonn_ext.spec.parallel import Overlap
 from axonn_ext.spec.recompute import Recomputation, recomputation_of
 from grids import every_grid, grid_of
-from model_cases import BATCH, CONFIGS, LLAMA, random_batch
+from model_cases import BATCH, CONFIGS, LLAMA, random_batch, sampled
 from overlap_cases import ON
 from pipeline_cases import OPTIONS, config_of, make, own_batches
 
@@ -112,8 +112,7 @@ WAYS = {
 }
 
 
-@pytest.mark.parametrize("world_size", [1, 2])
-@pytest.mark.parametrize("name", list(CONFIGS))
+@pytest.mark.parametrize(("name", "world_size"), sampled(CONFIGS, (1, 2)))
 def test_the_same_bits_for_every_family(pool, name, world_size) -> None:
     for found in pool(world_size).run(differing_on_grids, name, WAYS["sharded"], None):
         assert not found

@@ -33,7 +33,7 @@ from axonn_ext.planner.memory.peak import memory_of
 from axonn_ext.planner.memory.states import states_of
 from axonn_ext.planner.step.parameters import parameters_by_axes, parameters_of_rank
 from axonn_ext.planner.step.rank import Rank
-from axonn_ext.spec.family import FAMILIES, RMS_NORM, find_family
+from axonn_ext.spec.family import FAMILIES, find_family
 from axonn_ext.spec.grid import GridShape
 from axonn_ext.spec.model import ModelConfig
 from axonn_ext.spec.optimizer import OptimizerOptions
@@ -75,6 +75,9 @@ def token_ids(job: Job) -> torch.Tensor:
     return torch.zeros(job.rows, dtype=torch.long).view(-1, job.model.sequence_length)
 
 
+CAPS = ("attention_softcap", "logits_softcap")
+
+
 def random_jobs(count: int, seed: int | str, **chosen: object) -> list[Job]:
     """Legal jobs on up to a few hundred ranks, with random options except overlap and `chosen`."""
     draw = random.Random(seed)
@@ -82,14 +85,18 @@ def random_jobs(count: int, seed: int | str, **chosen: object) -> list[Job]:
     while len(jobs) < count:
         layout = draw.choice(["sharded", "replicated"])
         family = draw.choice(FAMILIES)
-        grouped = find_family(family).grouped_query
+        traits, layers = find_family(family), draw.choice([1, 3])
+        grouped, theirs = traits.grouped_query, traits.hugging_face
+        window = draw.choice([24, 64] + [None] * (not traits.rotates_windows))
         model = ModelConfig(
             vocab_size=draw.choice([1024, 8191]), hidden_size=draw.choice([256, 1024]),
-            num_layers=draw.choice([1, 3]), num_heads=draw.choice([8, 16]),
+            num_layers=layers, num_heads=draw.choice([8, 16]),
             sequence_length=draw.choice([32, 128]), family=family,
             num_kv_heads=draw.choice([None, 4, 8]) if grouped else None,
-            head_size=draw.choice([None, 128]) if grouped else None,
-            tie_embeddings=draw.random() < 0.5,
+            head_size=draw.choice([None, 128]) if grouped and theirs.has_head_dim else None,
+            tie_embeddings=draw.random() < 0.5, window=window if theirs.window_key else None,
+            window_layers=tuple(range(layers)) if theirs.full_layers else None,
+            **{name: 5.0 for name in CAPS if name in theirs.keys and draw.random() < 0.6},
         )  # fmt: skip
         grid = GridShape(*(draw.choice([1, 2, 4]) for _ in range(3)), draw.choice([1, 4, 16]))
         options = Options(
@@ -213,7 +220,7 @@ def test_activations_are_what_saved_tensor_hooks_count(job):
 def check_activations(job: Job) -> None:
     kept = kept_of(job).total(job.model.num_layers, job.options.recomputation)
     # torch's LayerNorm may keep the statistics of 16-bit rows in either dtype. The loss: 4 bytes.
-    torchs = job.model.traits.norm is not RMS_NORM and job.grid.y == 1 and job.options.width == 2
+    torchs = job.model.traits.norm.centred and job.grid.y == 1 and job.options.width == 2
     assert kept == pytest.approx(saved_bytes(job), rel=0.005 if torchs else 0, abs=4)
 
 

@@ -40,11 +40,13 @@ PIPELINES = (
 
 def random_model(rng: random.Random, layers: int) -> ModelConfig:
     family = rng.choice(FAMILIES)
-    grouped = find_family(family).grouped_query
+    traits = find_family(family)
+    grouped = traits.grouped_query
     return ModelConfig(
         vocab_size=rng.choice([64, 96]), hidden_size=rng.choice([32, 64]), num_layers=layers,
         num_heads=4, sequence_length=rng.choice([6, 8]), family=family,
         num_kv_heads=rng.choice([None, 2]) if grouped else None, tie_embeddings=rng.random() < 0.6,
+        window=4 if traits.hugging_face.window_key else None,
     )  # fmt: skip
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,10 @@ import pytest
 
 from axonn_ext.data.vocabulary import ByteVocabulary, padded_size
 from axonn_ext.spec.files.errors import InputError
-from axonn_ext.spec.model import ModelConfig, RopeScaling
+from axonn_ext.spec.model import ModelConfig
 from axonn_ext.spec.model_files import load_model, read_config
 from axonn_ext.spec.presets import PRESETS
+from axonn_ext.spec.rope import RopeScaling
 from axonn_ext.train.config import Config, ModelTable
 from axonn_ext.train.config_file import to_toml
 
@@ -172,14 +174,89 @@ def test_hugging_face(tmp_path: Path, values: dict[str, Any], expected: ModelCon
 
 
 @pytest.mark.parametrize(
-    ("window", "length"),
-    [({"sliding_window": None}, 8192), ({"sliding_window": 512}, 512), ({}, 4096)],
+    ("values", "caps"),
+    [
+        ({}, (50.0, 30.0)),
+        ({"attn_logit_softcapping": None, "final_logit_softcapping": 5.0}, (None, 5.0)),
+    ],
 )
-def test_a_window_limits_the_sequences(tmp_path: Path, window: dict[str, Any], length: int) -> None:
+def test_capped_scores_and_logits(
+    tmp_path: Path, values: dict[str, Any], caps: tuple[float | None, float | None]
+) -> None:
+    values = {key: value for key, value in LLAMA.items() if key != "hidden_act"} | values
+    model = load_model(folder_of(tmp_path, values | {"model_type": "gemma2"}))[1]
+    assert (model.attention_softcap, model.logits_softcap) == caps
+    assert model.score_scale == 1 / 16  # query_pre_attn_scalar is 256
+
+
+@pytest.mark.parametrize(
+    ("values", "window", "layers"),
+    [
+        ({"model_type": "mistral", "sliding_window": None}, None, None),
+        ({"model_type": "mistral", "sliding_window": 512}, 512, None),
+        ({"model_type": "mistral"}, 4096, None),
+        ({"model_type": "qwen2", "sliding_window": 512}, None, None),
+        ({"model_type": "qwen2", "use_sliding_window": True}, 4096, None),
+        ({"model_type": "qwen3", "use_sliding_window": True, "max_window_layers": 32}, None, None),
+        (
+            {"model_type": "qwen2", "use_sliding_window": True, "max_window_layers": 30},
+            4096, (30, 31),
+        ),
+        ({"model_type": "gemma2"}, 4096, None),
+        ({"model_type": "gemma3_text", "sliding_window": 512}, 512, None),
+        (
+            {"model_type": "gemma2", "layer_types": ["sliding_attention"] * 32},
+            4096, tuple(range(32)),
+        ),
+        (
+            {"model_type": "olmo3", "layer_types": ["full_attention"] * 31 + ["sliding_attention"]},
+            4096, (31,),
+        ),
+    ],
+)  # fmt: skip
+def test_windows_are_those_of_transformers(
+    tmp_path: Path, values: dict[str, Any], window: int | None, layers: tuple[int, ...] | None
+) -> None:
     """As in transformers, null means no window, and a missing key means 4096."""
-    values = LLAMA | {"model_type": "mistral"} | window
+    values = {key: value for key, value in LLAMA.items() if key != "hidden_act"} | values
     model = load_model(folder_of(tmp_path, values))[1]
-    assert (model.family, model.sequence_length, model.kv_heads) == ("mistral", length, 8)
+    assert (model.window, model.window_layers) == (window, layers)
+    assert model.sequence_length == 8192
+    in_blocks = [model.window_of(block) for block in range(32)]
+    usual = {
+        "mistral": range(32), "qwen2": range(28, 32), "gemma2": range(0, 32, 2),
+        "gemma3": [i for i in range(32) if (i + 1) % 6],
+    }  # fmt: skip
+    chosen = usual.get(model.family, ()) if layers is None else layers
+    assert in_blocks == [window if block in chosen else None for block in range(32)]
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ({"rope_type": "linear", "factor": 4.0}, {"factor": 4.0}),
+        ({"type": "dynamic", "factor": 2.0}, {"original_max_position_embeddings": 8192}),
+        (
+            {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 2048},
+            {"beta_fast": 32.0, "attention_factor": 0.1 * math.log(4) + 1},
+        ),
+        (
+            {"rope_type": "yarn", "factor": 4.0, "mscale": 2.0, "mscale_all_dim": 1.0},
+            {"attention_factor": (0.2 * math.log(4) + 1) / (0.1 * math.log(4) + 1)},
+        ),
+        (
+            {"type": "su", "short_factor": [1] * 64, "long_factor": [2] * 64,
+             "original_max_position_embeddings": 2048},
+            {"attention_factor": math.sqrt(1 + math.log(4) / math.log(2048))},
+        ),
+    ],
+)  # fmt: skip
+def test_rotary_positions_are_scaled(
+    tmp_path: Path, values: dict[str, Any], expected: dict[str, float]
+) -> None:
+    model = load_model(folder_of(tmp_path, LLAMA | {"rope_scaling": values}))[1]
+    found = {name: getattr(model.rope_scaling, name) for name in expected}
+    assert found == pytest.approx(expected, rel=1e-12)
 
 
 @pytest.mark.parametrize(
@@ -243,12 +320,17 @@ def test_presets_of_llama_3_have_their_rotary_base() -> None:
         ({}, "model_type must be a text; it is missing"),
         ([1], "config.json: must be a table, got [1]"),
         (
-            LLAMA | {"rope_scaling": {"type": "linear", "factor": 8.0}},
-            "rope_scaling.type must be one of default, llama3, got 'linear'",
+            LLAMA | {"rope_scaling": {"type": "mrope", "factor": 8.0}},
+            "rope_scaling.type must be one of default, llama3, linear, dynamic, yarn, longrope, su",
         ),
         (
             LLAMA | {"rope_parameters": {"rope_type": "llama3", "rope_theta": 5e5}},
-            "rope_parameters.original_max_position_embeddings must be a whole number",
+            "rope_parameters.factor must be a finite number > 0; it is missing",
+        ),
+        (LLAMA | {"partial_rotary_factor": 0.5}, "partial_rotary_factor must be 1"),
+        (
+            LLAMA | {"model_type": "phi3", "rope_scaling": {"type": "linear", "factor": 2.0}},
+            "rope_scaling.type must be one of default, longrope, su, yarn, got 'linear'",
         ),
         (
             LLAMA | {"rope_scaling": LLAMA_3_ROPE | {"high_freq_factor": 0.5}},
@@ -256,11 +338,17 @@ def test_presets_of_llama_3_have_their_rotary_base() -> None:
         ),
         (LLAMA | {"hidden_act": "gelu"}, "hidden_act must be one of silu, swish, got 'gelu'"),
         (GPT2 | {"activation_function": "relu"}, "activation_function must be one of gelu_new"),
-        (LLAMA | {"attention_bias": True}, "attention_bias must be false: family 'llama' has no"),
+        (LLAMA | {"attention_bias": 1}, "attention_bias must be true or false"),
         (LLAMA | {"sliding_window": 4096}, "sliding_window must be null"),
         (LLAMA | {"head_dim": 63}, "rotary embedding needs an even head_dim, got 63"),
-        (LLAMA | {"model_type": "qwen2", "use_sliding_window": True}, "use_sliding_window must be"),
-        (LLAMA | {"model_type": "qwen3", "attention_bias": True}, "attention_bias must be false"),
+        (
+            LLAMA | {"model_type": "qwen2", "use_sliding_window": True, "layer_types": ["full"]},
+            "layer_types must be 32 of full_attention and sliding_attention, got ['full']",
+        ),
+        (
+            LLAMA | {"rope_scaling": {"type": "longrope", "short_factor": [1], "long_factor": [2]}},
+            "rope_scaling.short_factor must have 64 numbers, one for each pair of rotated features",
+        ),
         (LLAMA | {"num_hidden_layers": None}, "num_hidden_layers must be a whole number >= 1; it"),
         (LLAMA | {"num_key_value_heads": 5}, "num_heads=32 must be divisible by num_kv_heads=5"),
     ],

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Collection, Iterable
+from typing import Any
 
 import pytest
 import torch
 
 from axonn_ext.models import ModelConfig
 from axonn_ext.spec.family import FAMILIES, find_family
-from axonn_ext.spec.model import RopeScaling
+from axonn_ext.spec.rope import RopeScaling
 
 GPT2 = ModelConfig(
     family="gpt2", vocab_size=64, hidden_size=32, num_layers=2, num_heads=8, sequence_length=8
@@ -18,12 +19,39 @@ GPT2 = ModelConfig(
 LLAMA = dataclasses.replace(
     GPT2, family="llama", num_kv_heads=4, intermediate_size=48, tie_embeddings=False
 )
+# What config.json may say of a model of the family, other than sizes.
+DETAILS: dict[str, dict[str, Any]] = {
+    "stablelm": {"biases": ("qkv",), "rotary_size": 2},
+    "gpt_neox": {"rotary_size": 2, "tie_embeddings": False},
+    "glm4": {"rotary_size": 2},
+    "granite": {
+        "attention_scale": 0.3, "embedding_scale": 3.0, "residual_scale": 0.5, "logits_scale": 0.25,
+    },
+    "smollm3": {"no_rope_layers": (1,)},
+    "mistral": {"window": 3},
+    "gemma2": {
+        "window": 3, "window_layers": (0,), "attention_softcap": 0.5, "logits_softcap": 0.5,
+    },
+    "gemma3": {"window": 3, "window_layers": (0,), "local_rope_theta": 100.0},
+    "cohere": {"logits_scale": 0.25},
+    "cohere2": {"window": 3, "window_layers": (0,)},
+    "olmo3": {"window": 3, "window_layers": (0,)},
+}  # fmt: skip
+LONG = RopeScaling(
+    rope_type="longrope", original_max_position_embeddings=6, attention_factor=1.2,
+    short_factor=(1.0, 1.5), long_factor=(2.0, 4.0),
+)  # fmt: skip
 CONFIGS = {
     **{
-        name: dataclasses.replace(LLAMA if find_family(name).grouped_query else GPT2, family=name)
+        name: dataclasses.replace(
+            LLAMA if find_family(name).grouped_query else GPT2,
+            family=name,
+            **DETAILS.get(name, {}),
+        )
         for name in FAMILIES
     },
     "llama-scaled": dataclasses.replace(LLAMA, rope_scaling=RopeScaling(4.0, 1.0, 4.0, 16)),
+    "llama-long": dataclasses.replace(LLAMA, rope_scaling=LONG),
     "qwen3-wide": dataclasses.replace(LLAMA, family="qwen3", head_size=8),
     "llama-tied": dataclasses.replace(LLAMA, tie_embeddings=True),
     "gpt2-untied": dataclasses.replace(GPT2, tie_embeddings=False),
@@ -31,18 +59,24 @@ CONFIGS = {
     "gpt2-odd": dataclasses.replace(GPT2, vocab_size=67),
     "llama-odd": dataclasses.replace(LLAMA, vocab_size=131),
 }
+# Families whose layers are those of others, except for names of weights.
+ALIKE = ("phi3", "seed_oss", "starcoder2", "gemma", "olmo3")
 SAMPLE = ("gpt2", "llama", "qwen3-wide", "gpt2-odd", "llama-odd")
 BATCH, LENGTH, MAX_NORM = 8, 8, 0.05
 
 
+def is_daily(name: str, world_size: int) -> bool:
+    return name in SAMPLE or (world_size == 2 and name not in ALIKE)
+
+
 def sampled(names: Iterable[str], world_sizes: Collection[int]) -> list[object]:
-    """Parameters (name, world size) for pytest. With more than two ranks, all models but those of
-    SAMPLE are slow tests.
+    """Parameters (name, world size) for pytest. Models other than those of SAMPLE are slow tests,
+    except on two ranks; those of ALIKE also there.
     """
     return [
         pytest.param(
             name, world_size,
-            marks=[] if world_size <= 2 or name in SAMPLE else [pytest.mark.slow],
+            marks=[] if is_daily(name, world_size) else [pytest.mark.slow],
         )
         for name in names
         for world_size in world_sizes

@@ -229,15 +229,17 @@ def test_plain_model_is_hugging_faces(name: str, tie: bool) -> None:
     config = ModelConfig(
         family=name, vocab_size=256, hidden_size=64, num_layers=2, num_heads=4,
         num_kv_heads=2 if family.grouped_query else None, sequence_length=32, tie_embeddings=tie,
-        intermediate_size=96,
+        intermediate_size=96, window=8 if family.hugging_face.window_key else None,
     )  # fmt: skip
-    values = family.hugging_face.config_json(config)
+    values = family.hugging_face.config_json(config) | {"pad_token_id": None}
     theirs = transformers.AutoModelForCausalLM.from_config(
         transformers.AutoConfig.for_model(values.pop("model_type"), **values)
     )
     ours = PlainTransformer(config)
     for parameter in ours.parameters():
         torch.nn.init.normal_(parameter, std=0.1)
-    theirs.load_state_dict(ours.state_dict(), strict=True)
+    head = family.hugging_face.names.head
+    state = {name.replace(head, "lm_head"): t for name, t in ours.state_dict().items()}
+    theirs.load_state_dict(state, strict=True)
     token_ids = torch.randint(256, (3, 32))
     torch.testing.assert_close(ours(token_ids), theirs.eval()(token_ids).logits)

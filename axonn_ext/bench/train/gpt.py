@@ -2,7 +2,7 @@
 
 `models.plain` has the layers of Hugging Face's GPT-2. torch's tensor parallelism does not support
 its Conv1D, which also adds the bias in a separate op. Here every matrix is an `nn.Linear`. Names
-and layouts are those of `models.gpt2`, where the rows of qkv are grouped by head and can be split.
+and layouts are those of our GPT-2, where the rows of qkv are grouped by head and can be split.
 
 B sequences of S tokens, H hidden features, D features of a head; T of S positions, T = S unless
 tensor parallelism splits the sequence between the layers.

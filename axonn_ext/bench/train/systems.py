@@ -35,7 +35,7 @@ from axonn_ext.bench.train.gpt import TorchGPT, load_whole
 from axonn_ext.bench.train.plan import BF16, OURS, SINGLE, Plan, SystemSpec, Workload
 from axonn_ext.optim import AdamW
 
-State = Mapping[str, Tensor]  # whole tensors with the names of models.gpt2's parameters
+State = Mapping[str, Tensor]  # whole tensors with the names of our GPT-2's parameters
 ADAM_EPS = 1e-8
 
 

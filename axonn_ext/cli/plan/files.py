@@ -23,6 +23,7 @@ from axonn_ext.planner.uncertainty import step_range
 from axonn_ext.spec.files.files import is_file
 from axonn_ext.spec.files.keys import keys_of
 from axonn_ext.spec.grid import COMMUNICATING
+from axonn_ext.spec.model import ModelConfig, ModelSizes
 from axonn_ext.spec.parallel import ParallelConfig
 from axonn_ext.spec.stages import Stages
 from axonn_ext.terminal.errors import UserError
@@ -229,8 +230,9 @@ def trainer_config(estimate: Estimate, *, source: str) -> Config:
     job, model = estimate.job, estimate.job.model
     chosen = job.options
     sizes = dataclasses.asdict(model)
-    if sizes.pop("rope_scaling") is not None:
-        raise UserError("--write-config: the trainer has no keys for the model's rope_scaling")
+    for other in dataclasses.fields(ModelConfig):
+        if other.name not in keys_of(ModelSizes) and sizes.pop(other.name) != other.default:
+            raise UserError(f"--write-config: the trainer has no key for the model's {other.name}")
     searched = keys_of(ParallelConfig).keys() - {"algorithm"}
     pipeline = PipelineTable()
     if job.grid.pipe > 1:

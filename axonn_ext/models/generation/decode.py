@@ -128,8 +128,10 @@ def check_prompts(
 class _Decoder:
     """The state of a group's sequences.
 
-    tokens: [B, S], the next inputs of the model. lengths: [B], each sequence's length including
-    these. Short prompts are padded; no token attends to the padding, and later tokens replace it.
+    tokens: [B, S], the tokens so far, each sequence from the left, and room for those to come.
+    lengths: [B], each sequence's length. restarts: the steps that compute all tokens again: the
+    first, and, with longrope, those at which a sequence of any group gets other frequencies, which
+    its cached keys do not have.
     """
 
     model: Transformer
@@ -137,35 +139,46 @@ class _Decoder:
     numbers: range  # of the group's sequences among all
     tokens: Tensor
     lengths: Tensor
+    longest: int  # of the prompts of all groups, as collectives need equal row counts
+    restarts: frozenset[int]
+    step: int = 0
 
     @classmethod
     def of(cls, model: Transformer, prompts: Sequence[Sequence[int]], new: int) -> _Decoder:
         numbers = _share(model.grid, len(prompts))
         # Groups beyond the last prompt repeat it, since all ranks take part in the collectives.
         own = [prompts[min(number, len(prompts) - 1)] for number in numbers]
-        longest = max(map(len, prompts))  # over all groups, as collectives need equal row counts
-        device = model.table.weight.device
-        tokens = torch.tensor([[*prompt, *[0] * (longest - len(prompt))] for prompt in own])
+        longest, device = max(map(len, prompts)), model.table.weight.device
+        tokens = torch.tensor([[*prompt, *[0] * (longest + new - len(prompt))] for prompt in own])
         lengths = torch.tensor([len(prompt) for prompt in own])
-        caches = [KeyValueCache(longest + new) for _ in model.blocks]
-        return cls(model.replicated(), caches, numbers, tokens.to(device), lengths.to(device))
+        rope, restarts = model.config.rope_scaling, {0}
+        if rope is not None and rope.rope_type == "longrope":
+            restarts |= {rope.original_max_position_embeddings + 1 - len(p) for p in prompts}
+        return cls(
+            model.replicated(), [], numbers, tokens.to(device), lengths.to(device), longest,
+            frozenset(restarts),
+        )  # fmt: skip
 
     def logits(self) -> Tensor:
         """Returns the logits of the next token of each sequence, fp32 [B, V], equal on x and y."""
-        length = self.tokens.shape[1]
-        index = torch.arange(length, device=self.tokens.device)
-        if length > 1:  # the prompts
-            places, last = Places(index.expand_as(self.tokens)), self.lengths - 1
+        if self.step in self.restarts:
+            # No token attends to the padding of shorter sequences, and later tokens replace it.
+            tokens = self.tokens[:, : self.longest + self.step]
+            index = torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens)
+            places, last = Places(index, lengths=self.lengths), self.lengths - 1
+            self.caches = [KeyValueCache(self.tokens.shape[1]) for _ in self.model.blocks]
         else:
-            places, last = Places.cached(self.lengths[:, None] - 1), torch.zeros_like(self.lengths)
-        local = self.model.next_logits(self.tokens, places, self.caches, last)
+            index = self.lengths[:, None] - 1
+            tokens, last = self.tokens.gather(1, index), torch.zeros_like(self.lengths)
+            places = Places.cached(index, self.lengths)
+        local = self.model.next_logits(tokens, places, self.caches, last)
         whole = self.model.grid.unshard(local, {1: ("x",)})
         return whole[:, : self.model.config.vocab_size].float()  # without padding
 
     def take(self, chosen: Tensor) -> list[int]:
         """Appends a token to each sequence of the group; returns the tokens of all groups."""
-        self.tokens = chosen[:, None]
-        self.lengths = self.lengths + 1
+        self.tokens.scatter_(1, self.lengths[:, None], chosen[:, None])
+        self.lengths, self.step = self.lengths + 1, self.step + 1
         whole = self.model.grid.unshard(chosen, {0: ("data", "z")})
         return [int(token) for token in whole]
 

@@ -37,7 +37,7 @@ from axonn_ext.spec.stages import Stages
 
 # Tensors that older versions of transformers wrote in addition to the parameters: masks and rotary
 # frequencies, which follow from config.json.
-_DERIVED = re.compile(r"(^|\.)(attn\.(bias|masked_bias)|rotary_emb\.inv_freq)$")
+_DERIVED = re.compile(r"(^|\.)(att(n|ention)\.(bias|masked_bias)|rotary_emb\.inv_freq)$")
 
 
 def from_pretrained(
@@ -103,10 +103,13 @@ def _read_config(folder: Path, sequence_length: int | None) -> ModelConfig:
             f"sequence_length={sequence_length}: {config.family} has a table of "
             f"{config.sequence_length} positions"
         )
-    if sequence_length > config.sequence_length:
+    longest, rope = config.sequence_length, config.rope_scaling
+    if rope is not None and rope.rope_type == "dynamic":
+        longest = int(longest * rope.factor)
+    if sequence_length > longest:
         raise InputError(
-            f"sequence_length={sequence_length}: the model takes at most "
-            f"{config.sequence_length} tokens by {folder / CONFIG}"
+            f"sequence_length={sequence_length}: the model takes at most {longest} tokens by "
+            f"{folder / CONFIG}"
         )
     return dataclasses.replace(config, sequence_length=sequence_length)
 
@@ -133,7 +136,7 @@ def _load(
     if names.has_tied_head and (model.has_embedding or model.has_head):
         [table] = [block for block in blocks if block.stored.names == (model.table_name,)]
         rows = table.p.spec.state_sizes[0]
-        blocks.append(_Block(table.p, Stored((("lm_head.weight", rows),)), is_copy=True))
+        blocks.append(_Block(table.p, Stored(((model.head_name, rows),)), is_copy=True))
     expected = {
         names.of(name): shape
         for block in blocks
@@ -158,7 +161,7 @@ class _Names:
     def __init__(self, files: PretrainedFiles, model: Transformer) -> None:
         self._body = f"{model.names.body.partition('.')[0]}."
         self._bare = not any(name.startswith(self._body) for name in files.names)
-        self.has_tied_head = model.config.tie_embeddings and "lm_head.weight" in files.names
+        self.has_tied_head = model.config.tie_embeddings and model.head_name in files.names
 
     def of(self, name: str) -> str:
         return name.removeprefix(self._body) if self._bare else name

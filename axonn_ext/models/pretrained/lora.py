@@ -118,10 +118,15 @@ def _linears(model: Transformer) -> Iterator[tuple[str, Linear]]:
 def _targets_of(model: Transformer, name: str) -> list[Target]:
     """Returns the possible targets: the Linears of Hugging Face's model in this Linear."""
     stored = model.stored(f"{name}.weight")
-    order = stored.order if len(stored.parts) == 1 else None
-    return [
-        Target(public.removesuffix(".weight"), rows, order=order) for public, rows in stored.parts
-    ]
+    found, first = [], 0
+    for public, rows in stored.parts:
+        order = None
+        if stored.order is not None:
+            own = stored.order[(stored.order >= first) & (stored.order < first + rows)] - first
+            order = None if torch.equal(own, torch.arange(rows)) else own
+        found.append(Target(public.removesuffix(".weight"), rows, order=order))
+        first += rows
+    return found
 
 
 def _placed(target: Target, stored: Stored, linear: Linear) -> Target:

@@ -273,11 +273,8 @@ def _keep_alike(ours: dict[str, Any], kept: Mapping[str, Any], config: ModelConf
     if config.traits.rotary and type(longest) is int and longest > ours[key]:
         ours[key] = longest
     window = theirs.window_key
-    # Even if the key is missing: transformers then has its own default window.
-    if window is not None:
-        reach = kept.get(window, theirs.defaults[window])
-        if reach is None or (type(reach) is int and config.sequence_length <= reach):
-            del ours[window]
+    if window in ours and window not in kept and ours[window] == theirs.defaults[window]:
+        del ours[window]
     if kept.get(theirs.activation_key) in theirs.activations:
         del ours[theirs.activation_key]
     if isinstance(kinds := kept.get("layer_types"), list) and len(kinds) == config.num_layers:

@@ -4,7 +4,8 @@ Legend, per rank and micro-batch: m rows (tokens) of a (data, z) group; mx rows 
 stream, my rows of attention, MLP and logits (in `sharded` m / Gx and m / Gy, else m); H hidden, Q
 qkv, U up, F inside the MLP and V vocabulary features, all unsharded; Gx, Gy sizes of axes.
 
-The numbers follow the modules of axonn_ext.nn. Tensors that share memory count once. For example,
+The numbers follow the modules of axonn_ext.nn. Every block counts as one that rotates
+and, if any has a window, as one with it. Tensors that share memory count once. For example,
 q, k and v are views of the result of qkv; and the result of attention is saved both by attention
 and by the Linear after it. Attention is assumed to be one of torch's fused kernels. torch's kernel
 that saves S x S scores is never counted, although torch uses it on CUDA for fp32 with grouped
@@ -18,7 +19,6 @@ from typing import NamedTuple
 
 from axonn_ext.planner.job import Job
 from axonn_ext.planner.step.stage_models import StageShare, share_of
-from axonn_ext.spec.family import RMS_NORM
 from axonn_ext.spec.model import ModelConfig
 from axonn_ext.spec.recompute import Recomputation
 
@@ -28,14 +28,19 @@ _FP32, _INT64, _BOOL = 4, 8, 1
 class ModelSizes(NamedTuple):
     """Sizes of a model that are the same on every grid, in elements; see the legend.
 
-    attention: the features of all queries. kv: the features of all keys.
+    norms, parallel: as in Family. attention: the features of all queries. kv: those of all keys.
     block: the elements of the four matrices of a block.
+    logits: how many tensors of the logits' size backward needs.
+    rotary: the elements of a table of cosines or sines. rotations: the pairs of them.
+    window: that of blocks with a window, if it is shorter than a sequence; else 0.
     runs[i]: the largest number of elements of i successive matrices of a block, where the first
         matrix follows the last.
     block_tensors, norm_vectors: the number of parameter tensors of a block, and of a norm.
     """
 
     rms_norm: bool
+    norms: tuple[str, ...]
+    parallel: bool
     gated: bool
     relu: bool
     tied: bool
@@ -50,8 +55,13 @@ class ModelSizes(NamedTuple):
     kv_heads: int
     kv: int
     length: int
-    head_norms: bool
+    qk_norm: str
     rotary: int
+    rotations: int
+    positions: bool
+    window: int
+    capped: bool
+    logits: int
     block: int
     runs: tuple[int, int, int, int]
     block_tensors: int
@@ -59,7 +69,7 @@ class ModelSizes(NamedTuple):
 
     def num_tensors(self, share: StageShare) -> int:
         """Returns the number of parameter tensors of a stage."""
-        first = share.has_first * (1 + (not self.rotary))  # tables of tokens and positions
+        first = share.has_first * (1 + self.positions)  # tables of tokens and positions
         last = share.has_last * (self.norm_vectors + 1)
         # Where a stage has both ends, a tied table counts once.
         both = share.has_first and share.has_last and self.tied
@@ -70,13 +80,18 @@ class ModelSizes(NamedTuple):
 def sizes_of(model: ModelConfig) -> ModelSizes:
     """Returns the sizes of the model, computed once per model."""
     traits = model.traits
-    # A block has four Linears, two norms and, in some families, norms of queries and keys.
-    per_block = sum(1 + w.bias for w in model.block_linears) + 2 * traits.norm.num_vectors
-    per_block += 2 * traits.has_head_norms
+    # A block has four Linears, norms and, in some families, norms of queries and keys.
+    per_block = sum(1 + w.bias for w in model.block_linears)
+    per_block += len(traits.norms) * traits.norm.num_vectors
+    per_block += len(model.qk_norm_sizes)
     matrices = [w.n * w.k for w in model.block_linears]
+    window = max(model.window_of(block) or 0 for block in range(model.num_layers))
+    rotates = any(model.rotates(block) for block in range(model.num_layers))
     pairs = [matrices[i - 1] + matrices[i] for i in range(4)]
     return ModelSizes(
-        rms_norm=traits.norm is RMS_NORM,
+        rms_norm=not traits.norm.centred,
+        norms=traits.norms,
+        parallel=traits.parallel,
         gated=traits.gated,
         relu=traits.activation == "relu",
         tied=model.tie_embeddings,
@@ -91,13 +106,27 @@ def sizes_of(model: ModelConfig) -> ModelSizes:
         kv_heads=model.kv_heads,
         kv=model.kv_heads * model.head_dim,
         length=model.sequence_length,
-        head_norms=traits.has_head_norms,
-        rotary=model.sequence_length * model.head_dim if traits.rotary else 0,
+        qk_norm=traits.qk_norm,
+        rotary=model.sequence_length * model.rotary_dim if rotates else 0,
+        rotations=_rotations(model),
+        positions=not traits.rotary,
+        window=window if 0 < window < model.sequence_length else 0,
+        capped=model.attention_softcap is not None,
+        logits=1 if model.logits_softcap is None else 2,
         block=sum(matrices),
         runs=(0, max(matrices), max(pairs), sum(matrices) - min(matrices)),
         block_tensors=per_block,
         norm_vectors=traits.norm.num_vectors,
     )
+
+
+def _rotations(model: ModelConfig) -> int:
+    """Returns how many pairs of tables of cosines and sines a rank has."""
+    rope = model.rope_scaling
+    if not model.traits.rotary:
+        return 0
+    has_long = rope is not None and rope.has_long_tables(model.sequence_length)
+    return 1 + has_long + (model.local_theta is not None)
 
 
 class Kept(NamedTuple):
@@ -139,11 +168,15 @@ def kept_of_share(job: Job, size: ModelSizes, share: StageShare) -> Kept:
     options, grid, m = job.options, job.grid, job.rows
     mx, my = (m // grid.x, m // grid.y) if options.sharded else (m, m)
     of_block = kept_of_block(job, size)
-    positions = 0 if size.rotary else mx * _INT64
+    positions = mx * _INT64 if size.positions else 0
     first = m * (_INT64 + _BOOL) + positions
-    loss = my * (size.vocab // grid.x * options.width + 2 * _FP32) + m * _INT64 + _FP32
+    loss = (
+        my * (size.vocab // grid.x * options.width * size.logits + 2 * _FP32) + m * _INT64 + _FP32
+    )
     # torch's LayerNorm keeps its input, and so does recomputation: here, the first block's input.
-    by_block = options.recomputation.blocks or not (size.rms_norm or grid.y > 1)
+    by_block = options.recomputation.blocks or (
+        "norm_1" in size.norms and _is_torchs_layer_norm(job, size)
+    )
     return Kept(
         block=of_block.whole,
         block_input=of_block.stream,
@@ -176,13 +209,28 @@ def kept_of_block(job: Job, size: ModelSizes) -> KeptOfBlock:
     gathered = sharded and options.save_gathered
     stream = mx * (size.hidden // y) * width
     wide_stream = m * (size.hidden // y) * width if gathered else stream  # a Linear's input
-    norm = stream + mx * (_FP32 if size.rms_norm or y > 1 else 2 * width) + wide_stream
+    after = stream + mx * (_FP32 if size.rms_norm or y > 1 else 2 * width)
+    norm = after + wide_stream
+    num_before = sum(name in size.norms for name in ("norm_1", "norm_2"))
+    norms = num_before * norm + (len(size.norms) - num_before) * after
+    if size.parallel:
+        if num_before == 1 and gathered and x > 1:  # attention and MLP gather the same rows
+            norms += wide_stream
+        elif num_before == 2 and _is_torchs_layer_norm(job, size):  # both keep the block's input
+            norms -= stream
+    else:
+        norms += (2 - num_before) * wide_stream
 
     # Attention keeps the result of qkv and its own result, the input of the next Linear.
     of_x = my * width // x
     attention = of_x * (size.qkv + size.attention)
+    attends_again = options.recomputation.attention or size.capped
+    if size.window and not attends_again and not (gathered and y > 1):
+        attention += of_x * size.attention  # the result in pieces, and as one
     if not options.recomputation.attention:
         attention += _between_linears(size, my, x, width)
+        if size.qk_norm == "all":  # a number for each row of queries and of keys
+            attention += 2 * (m if options.heads_over_y else my) * _FP32
     # ReLU's backward reads the result of ReLU; other activations' backward reads up's result.
     mlp = of_x * (size.mlp if size.relu else size.up + size.mlp)
     if size.gated:  # silu(gate) is kept as well
@@ -191,17 +239,29 @@ def kept_of_block(job: Job, size: ModelSizes) -> KeptOfBlock:
         whole = m * width // x
         # The gathered input is kept instead of the rank's part, unless something else needs that
         # as well: the backward of attention, unless it is recomputed, and that of ReLU.
-        attention += (whole - of_x * options.recomputation.attention) * size.attention
+        attention += (whole - of_x * attends_again) * size.attention
         mlp += (whole if size.relu else whole - of_x) * size.mlp
-    return KeptOfBlock(2 * norm + attention + mlp, norm, stream)
+    return KeptOfBlock(norms + attention + mlp, norm, stream)
+
+
+def _is_torchs_layer_norm(job: Job, size: ModelSizes) -> bool:
+    """Returns whether norms are torch's LayerNorm, which keeps its input."""
+    return not size.rms_norm and job.grid.y == 1
 
 
 def _between_linears(size: ModelSizes, rows: int, x: int, width: int) -> int:
     """Returns the bytes that attention keeps between its Linears, besides their results."""
     heads = rows * width // x * (size.attention + size.kv)  # as much as q and k
-    kept = rows * size.heads // x * _FP32  # the log-sum-exp
-    if size.head_norms:  # the normalised q and k are kept, with a number for each head and row
-        kept += heads + rows * (size.heads + size.kv_heads) // x * _FP32
+    # The log-sum-exp. Capped scores are computed again, so that they need none.
+    kept = 0 if size.capped else rows * size.heads // x * _FP32
+    if size.window and not size.capped:
+        kept += 2 * size.window**2 * width  # the mask of a piece
+        if size.kv < size.attention:  # repeated keys and values are kept, instead of qkv's result
+            kept += rows * width // x * (2 * size.attention - size.kv - size.qkv)
+    if size.qk_norm:  # the normalised q and k are kept
+        kept += heads
+    if size.qk_norm == "head":  # with a number for each head and row
+        kept += rows * (size.heads + size.kv_heads) // x * _FP32
     if size.rotary:  # the rotated q and k are kept, with the cosines and sines of the angles
         kept += heads + 2 * size.rotary * width
     return kept

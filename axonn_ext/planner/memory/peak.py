@@ -130,5 +130,7 @@ def _memory_of(stage: Stage, states: States) -> Memory:
         activations=peak.activations,
         logits=peak.logits,
         # The angles of rotary positions and the workspaces stay.
-        buffers=peak.buffers + 2 * FP64 * stage.size.rotary + workspaces(stage),
+        buffers=peak.buffers
+        + 2 * FP64 * stage.size.rotary * stage.size.rotations
+        + workspaces(stage),
     )

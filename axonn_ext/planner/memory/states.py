@@ -8,11 +8,17 @@ from typing import NamedTuple
 from axonn_ext.planner.job import Job
 from axonn_ext.planner.memory.activations import ModelSizes, sizes_of
 from axonn_ext.planner.search.padded_vocabulary import padded_model
-from axonn_ext.planner.step.parameters import buckets_of_groups, groups_of, parameters_of_share
+from axonn_ext.planner.step.parameters import (
+    buckets_of_groups,
+    groups_of,
+    parameters_of_share,
+    qk_norms_of,
+)
 from axonn_ext.planner.step.stage_models import StageShare, shares_of_model
 from axonn_ext.spec.grid import GridShape
 from axonn_ext.spec.model import ModelConfig
 from axonn_ext.spec.optimizer import OptimizerOptions
+from axonn_ext.spec.parallel import ParallelConfig
 
 FP32, FP64 = 4, 8  # the bytes of an element
 
@@ -80,14 +86,15 @@ def stage_states_of(job: Job, *, device: str) -> tuple[StageStates, ...]:
     """Returns what the ranks of each pipe coordinate of a legal job have."""
     options = job.options
     return _stage_states(
-        job.model, job.grid, options.pipeline.chunks, options.sharded, options.width,
+        job.model, job.grid, options.pipeline.chunks,
+        ParallelConfig(layout=options.layout, heads_over_y=options.heads_over_y), options.width,
         options.optimizer, device,
     )  # fmt: skip
 
 
 @lru_cache(maxsize=64)  # a search asks for one grid after the other
 def _stage_states(
-    model: ModelConfig, grid: GridShape, chunks: int, sharded: bool, width: int,
+    model: ModelConfig, grid: GridShape, chunks: int, parallel: ParallelConfig, width: int,
     optimizer: OptimizerOptions, device: str,
 ) -> tuple[StageStates, ...]:  # fmt: skip
     placed = padded_model(model, grid)
@@ -96,9 +103,9 @@ def _stage_states(
     stages = []
     for number, share in enumerate(shares_of_model(model, grid.pipe, chunks)):
         if share not in made:
-            elements = _elements_of(placed, grid, share, size, sharded=sharded)
+            elements = _elements_of(placed, grid, share, size, parallel)
             if optimizer.offload != "none" or optimizer.num_parts(grid.data) > 1:
-                elements = _with_buckets(elements, placed, grid, share, optimizer, sharded=sharded)
+                elements = _with_buckets(elements, placed, grid, share, optimizer, parallel)
             kept = _optimizer_bytes(elements, optimizer, width, device, size.num_tensors(share))
             in_parts = optimizer.zero > 1 and grid.data > 1
             summed = elements.parts if in_parts else elements.own
@@ -119,11 +126,11 @@ def _optimizer_bytes(
 
 def _with_buckets(
     elements: Elements, model: ModelConfig, grid: GridShape, share: StageShare,
-    optimizer: OptimizerOptions, *, sharded: bool,
+    optimizer: OptimizerOptions, parallel: ParallelConfig,
 ) -> Elements:  # fmt: skip
     parts = optimizer.num_parts(grid.data)
     sizes = buckets_of_groups(
-        groups_of(model, grid, share, sharded=sharded), optimizer.bucket_elements, parts
+        groups_of(model, grid, share, parallel), optimizer.bucket_elements, parts
     )
     return elements._replace(
         parts=sum(s.total for _, s in sizes) // parts,
@@ -134,10 +141,11 @@ def _with_buckets(
 
 
 def _elements_of(
-    model: ModelConfig, grid: GridShape, share: StageShare, size: ModelSizes, *, sharded: bool
-) -> Elements:
+    model: ModelConfig, grid: GridShape, share: StageShare, size: ModelSizes,
+    parallel: ParallelConfig,
+) -> Elements:  # fmt: skip
     x, y, z = grid.x, grid.y, grid.z
-    own = parameters_of_share(model, grid, share)
+    own = parameters_of_share(model, grid, share, parallel)
     tables = share.has_first + share.has_last
     tables = min(tables, 1) if size.tied else tables
     whole_table = size.vocab * size.hidden // (x * y * z)
@@ -149,9 +157,13 @@ def _elements_of(
     if z > 1:
         matrices = share.num_layers * size.block // (x * y * z)
         small = own - matrices - table * tables  # norms, biases, positions
-    elif x > 1 and sharded:  # all small parameters except biases
-        vectors = (2 * share.num_layers + share.has_last) * size.norm_vectors
+    elif x > 1 and parallel.sharded:  # all small parameters except biases
+        vectors = (len(size.norms) * share.num_layers + share.has_last) * size.norm_vectors
         small = (vectors + model.num_positions * share.has_first) * size.hidden // y
-    if z == 1 and (x > 1 or (y > 1 and sharded)):  # norms of heads
-        small += share.num_layers * model.head_norm_size
+    qk_norms = qk_norms_of(model, grid, parallel)
+    small += share.num_layers * sum(
+        norm.elements
+        for norm in qk_norms
+        if z == 1 and any(getattr(grid, axis) > 1 for axis in norm.axes)
+    )
     return Elements(own, table, small, small, 0, own)

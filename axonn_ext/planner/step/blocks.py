@@ -5,14 +5,16 @@ from __future__ import annotations
 from axonn_ext.planner.step.linears import linear_backward, linear_forward
 from axonn_ext.planner.step.rank import FP32, Rank, present
 from axonn_ext.planner.step.tasks import Scores, Task
+from axonn_ext.spec.family import BLOCK_NORMS
 
 
 def block_forward(rank: Rank) -> tuple[Task, ...]:
     """Returns the tasks of a block's forward pass."""
     qkv, out, up, down = (linear_forward(rank, w) for w in rank.model.block_linears)
-    norm_1, norm_2 = (norm(rank, f"norm_{i}", backward=False) for i in (1, 2))
-    return (norm_1, qkv, attention_forward(rank), out,
-            norm_2, up, _activation(rank, backward=False), down)  # fmt: skip
+    norms = _norms(rank, backward=False)
+    return (*norms["norm_1"], qkv, attention_forward(rank), out, *norms["after_1"],
+            *norms["norm_2"], up, _activation(rank, backward=False), down,
+            *norms["after_2"])  # fmt: skip
 
 
 def block_backward(rank: Rank, *, recomputed: bool = False) -> tuple[Task, ...]:
@@ -26,9 +28,18 @@ def block_backward(rank: Rank, *, recomputed: bool = False) -> tuple[Task, ...]:
     qkv, out, up, down = (linear_backward(rank, w) for w in rank.model.block_linears)
     if held:
         down = (down[0]._replace(gather=None), down[1])
-    norm_1, norm_2 = (norm(rank, f"norm_{i}", backward=True) for i in (1, 2))
-    return (*down, _activation(rank, backward=True), *up, norm_2,
-            *out, *again, _attention(rank, backward=True), *qkv, norm_1)  # fmt: skip
+    norms = _norms(rank, backward=True)
+    return (*norms["after_2"], *down, _activation(rank, backward=True), *up, *norms["norm_2"],
+            *norms["after_1"], *out, *again, _attention(rank, backward=True), *qkv,
+            *norms["norm_1"])  # fmt: skip
+
+
+def _norms(rank: Rank, *, backward: bool) -> dict[str, tuple[Task, ...]]:
+    """Returns the task of each norm that a block may have; none for those it does not have."""
+    here = rank.model.traits.norms
+    return {
+        name: (norm(rank, name, backward=backward),) if name in here else () for name in BLOCK_NORMS
+    }
 
 
 def norm(rank: Rank, name: str, *, backward: bool) -> Task:
@@ -49,18 +60,31 @@ def norm(rank: Rank, name: str, *, backward: bool) -> Task:
 
 
 def attention_forward(rank: Rank) -> Task:
-    """Returns a block's work between the Linears of its attention, which has no collective."""
+    """Returns a block's work between the Linears of its attention."""
     return _attention(rank, backward=False)
 
 
 def _attention(rank: Rank, *, backward: bool) -> Task:
-    """Returns causal attention over whole sequences; in `replicated`, y ranks repeat it."""
-    model = rank.model
+    """Returns causal attention over whole sequences; in `replicated`, y ranks repeat it.
+
+    Windows have fewer operations, at the rate of whole sequences; capped scores are not slower.
+
+    Norms of the queries of all heads, and of the keys, all-reduce a number per row in each
+    direction over the axes that split the heads.
+    """
+    model, over_y = rank.model, rank.options.heads_over_y
     rows = rank.m_y
-    forward = 2 * rows * model.sequence_length * model.attention_size // rank.size["x"]
+    of_norms = model.qk_norm_sizes if model.traits.qk_norm == "all" else ()
+    sums = [
+        rank.collective("all_reduce", axis, rank.m if over_y else rows, FP32, "norm")
+        for _ in of_norms
+        for axis in (("x", "y") if over_y else ("x",))
+    ]
+    forward = rows * model.attention_flops_per_token() // rank.size["x"]
     features = model.qkv_size + model.attention_size
     return Task(
         f"attention {'backward' if backward else 'forward'}",
+        before=present(sums),
         # Backward computes the scores again: 5 products for forward's 2 (arXiv:2205.14135).
         scores=Scores(
             forward * 5 // 2 if backward else forward, model.sequence_length, model.head_dim

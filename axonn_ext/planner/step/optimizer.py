@@ -69,5 +69,5 @@ def _update(rank: Rank, numel: int) -> Update:
 
 
 def _buckets(rank: Rank) -> list[tuple[tuple[str, ...], BucketSizes]]:
-    groups = groups_of(rank.model, rank.job.grid, rank.share, sharded=rank.options.sharded)
+    groups = groups_of(rank.model, rank.job.grid, rank.share, rank.options)
     return buckets_of_groups(groups, rank.options.optimizer.bucket_elements, rank.num_parts)

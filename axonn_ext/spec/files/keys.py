@@ -89,7 +89,7 @@ class Key:
 
     def read(self, value: Any) -> Any:
         """Returns the meaning of a file's value. Raises ValueError, which says what is expected."""
-        if self.optional and type(value) is int and value == 0:
+        if self.optional and type(value) in (int, float) and value == 0:
             return None
         if not self.allows(value, MOST):
             raise ValueError(f"{'0 or ' if self.optional else ''}{self.wanted(value, MOST)}")
@@ -110,12 +110,12 @@ class Key:
         return most if self.kind is int else _MOST_NUMBER
 
 
-def key(default: T, doc: str, **limits: Any) -> T:
-    """Declares a field, with the limits of `Key`; if the default is None, its kind is int."""
+def key(default: T, doc: str, *, kind: type = int, **limits: Any) -> T:
+    """Declares a field, with the limits of `Key`. kind: that of a field whose default is None."""
     optional = default is None
     return field(
         default=default,
-        metadata=about(doc, int if optional else type(default), optional=optional, **limits),
+        metadata=about(doc, kind if optional else type(default), optional=optional, **limits),
     )
 
 

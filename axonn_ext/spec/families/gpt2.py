@@ -2,25 +2,43 @@
 
 from __future__ import annotations
 
-from axonn_ext.spec.family import LAYER_NORM, Family, HuggingFace
+from axonn_ext.spec.family import BLOCK_LINEARS, LAYER_NORM, Family
+from axonn_ext.spec.hugging_face import HuggingFace, StateNames
 
 
-def _mlp_size(hidden_size: int) -> int:
+def mlp_size(hidden_size: int) -> int:
+    """Returns four times the hidden size."""
     return 4 * hidden_size
 
 
 FAMILY = Family(
     name="gpt2",
-    modules="gpt2",
-    has_biases=True,
     activation="gelu",
     rotary=False,
     grouped_query=False,
     norm=LAYER_NORM,
-    default_mlp_size=_mlp_size,
+    biases=BLOCK_LINEARS,
+    default_mlp_size=mlp_size,
     hugging_face=HuggingFace(
         model_type="gpt2",
         architecture="GPT2LMHeadModel",
+        names=StateNames(
+            body="transformer",
+            blocks="h",
+            norm="ln_f",
+            table="wte",
+            positions="wpe",
+            block={
+                "norm_1": "ln_1",
+                "norm_2": "ln_2",
+                "attention.out": "attn.c_proj",
+                "mlp.up": "mlp.c_fc",
+                "mlp.down": "mlp.c_proj",
+            },
+            qkv=("attn.c_attn",),
+            transposed=True,
+            own_table="wte",
+        ),
         keys={
             "vocab_size": "vocab_size",
             "hidden_size": "n_embd",

@@ -4,19 +4,24 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from axonn_ext.models.llama import FAMILY as LLAMA
+from axonn_ext.spec.families.llama import FAMILY as LLAMA
+from axonn_ext.spec.hugging_face import FullLayers
 
 # Yang et al., arXiv:2407.10671; defaults of transformers' Qwen2Config.
 FAMILY = replace(
     LLAMA,
     name="qwen2",
-    has_qkv_bias=True,
+    biases=("qkv",),
     hugging_face=replace(
         LLAMA.hugging_face,
         model_type="qwen2",
         architecture="Qwen2ForCausalLM",
-        defaults=dict(LLAMA.hugging_face.defaults) | {"num_key_value_heads": 32},
-        must_be_false={"use_sliding_window": "attention is over whole sequences"},
+        defaults=dict(LLAMA.hugging_face.defaults)
+        | {"num_key_value_heads": 32, "sliding_window": 4096},
+        bias_keys={},
         must_be_null={},
+        window_key="sliding_window",
+        window_flag="use_sliding_window",
+        full_layers=FullLayers("first", 28, "max_window_layers"),
     ),
 )

@@ -7,19 +7,32 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from axonn_ext.models.gpt2 import FAMILY as GPT2
-from axonn_ext.spec.family import HuggingFace
+from axonn_ext.spec.families.gpt2 import FAMILY as GPT2
+from axonn_ext.spec.hugging_face import HuggingFace, StateNames
 
 # Zhang et al., arXiv:2205.01068; defaults of transformers' OPTConfig.
 FAMILY = replace(
     GPT2,
     name="opt",
-    modules="opt",
     activation="relu",
     position_offset=2,
     hugging_face=HuggingFace(
         model_type="opt",
         architecture="OPTForCausalLM",
+        names=StateNames(
+            body="model.decoder",
+            blocks="layers",
+            norm="final_layer_norm",
+            table="embed_tokens",
+            positions="embed_positions",
+            block={
+                "norm_1": "self_attn_layer_norm",
+                "norm_2": "final_layer_norm",
+                "attention.out": "self_attn.out_proj",
+                "mlp.up": "fc1",
+                "mlp.down": "fc2",
+            },
+        ),
         keys={
             "vocab_size": "vocab_size",
             "hidden_size": "hidden_size",

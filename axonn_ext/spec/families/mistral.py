@@ -1,16 +1,11 @@
-"""Properties of the Mistral family: Llama's layers with sliding-window attention.
-
-A token attends only to a window of tokens before it. In sequences no longer than the window this is
-ordinary causal attention. Windows are not implemented here, so a model whose config.json has a
-window gets at most this sequence_length.
-"""
+"""Properties of the Mistral family: Llama's layers with sliding-window attention."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import replace
 
-from axonn_ext.models.llama import FAMILY as LLAMA
+from axonn_ext.spec.families.llama import FAMILY as LLAMA
 
 
 def _mlp_size(hidden_size: int) -> int:
@@ -29,7 +24,7 @@ FAMILY = replace(
         architecture="MistralForCausalLM",
         defaults=dict(LLAMA.hugging_face.defaults)
         | {"num_key_value_heads": 8, "sliding_window": 4096},
-        must_be_false={},
+        bias_keys={},
         must_be_null={},
         window_key="sliding_window",
     ),

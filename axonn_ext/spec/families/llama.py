@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 
-from axonn_ext.spec.family import RMS_NORM, Family, HuggingFace
+from axonn_ext.spec.family import RMS_NORM, Family
+from axonn_ext.spec.hugging_face import HuggingFace, StateNames
 
 
 def _mlp_size(hidden_size: int) -> int:
@@ -17,8 +18,6 @@ def _mlp_size(hidden_size: int) -> int:
 
 FAMILY = Family(
     name="llama",
-    modules="llama",
-    has_biases=False,
     activation="swiglu",
     rotary=True,
     grouped_query=True,
@@ -27,6 +26,20 @@ FAMILY = Family(
     hugging_face=HuggingFace(
         model_type="llama",
         architecture="LlamaForCausalLM",
+        names=StateNames(
+            body="model",
+            blocks="layers",
+            norm="norm",
+            table="embed_tokens",
+            block={
+                "norm_1": "input_layernorm",
+                "norm_2": "post_attention_layernorm",
+                "attention.out": "self_attn.o_proj",
+                "attention.q_norm": "self_attn.q_norm",
+                "attention.k_norm": "self_attn.k_norm",
+                "mlp.down": "mlp.down_proj",
+            },
+        ),
         keys={
             "vocab_size": "vocab_size",
             "hidden_size": "hidden_size",
@@ -47,10 +60,7 @@ FAMILY = Family(
         },
         activation_key="hidden_act",
         activations=("silu", "swish"),
-        must_be_false={
-            "attention_bias": "family 'llama' has no biases",
-            "mlp_bias": "family 'llama' has no biases",
-        },
+        bias_keys={"attention_bias": ("qkv", "out"), "mlp_bias": ("up", "down")},
         must_be_null={"sliding_window": "attention is over whole sequences"},
     ),
 )

@@ -1,0 +1,1 @@
+"""The families of models, one file of facts each; see spec/family.py."""
