@@ -13,6 +13,7 @@
     axonn_ext.add_adapters, merge_adapters       low-rank adapters (LoRA), in PEFT's format
     axonn_ext.generate, Sampling                 what follows a prompt, on any grid
     axonn_ext.parallelize, auto_parallelize      models that others wrote, on any grid
+    axonn_ext.plan_of                            how parallelize has split one
     axonn_ext.check_same_on_all_ranks            names what differs between the ranks of a job
     axonn_ext.global_mean                        a loss, as the mean over the rows of all ranks
     axonn_ext.checkpoint                         saves and loads, on any grid
@@ -55,6 +56,7 @@ if TYPE_CHECKING:
     from axonn_ext.models.parallelize import check_same_on_all_ranks as check_same_on_all_ranks
     from axonn_ext.models.parallelize import global_mean as global_mean
     from axonn_ext.models.parallelize import parallelize as parallelize
+    from axonn_ext.models.parallelize import plan_of as plan_of
     from axonn_ext.models.pretrained import add_adapters as add_adapters
     from axonn_ext.models.pretrained import from_pretrained as from_pretrained
     from axonn_ext.models.pretrained import load_adapter as load_adapter
@@ -84,7 +86,9 @@ else:
         ".kernels.extension": "release_workspaces symmetric_memory_bytes_in_use",
         ".kernels.tuning": "warm_up",
         ".models.generation": "Sampling generate",
-        ".models.parallelize": "auto_parallelize check_same_on_all_ranks global_mean parallelize",
+        ".models.parallelize": (
+            "auto_parallelize check_same_on_all_ranks global_mean parallelize plan_of"
+        ),
         ".models.pretrained": (
             "add_adapters from_pretrained load_adapter merge_adapters save_adapter "
             "save_pretrained"

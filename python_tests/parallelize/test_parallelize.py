@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+import pickle
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from axonn_ext import (
@@ -20,6 +22,7 @@ from axonn_ext import (
     initialize,
     overlap,
     parallelize,
+    plan_of,
     sync_gradients,
 )
 from axonn_ext.ranks.grid import Grid
@@ -141,7 +144,7 @@ def test_equals_the_plain_model(pool, world_size, leave_plain):
 
 def plan_and_shapes() -> tuple[str, dict[str, str], dict[str, tuple[int, ...]]]:
     model = made()
-    plan = parallelize(model, grid_of(GridShape(x=2, y=2)), LOCAL, verbose=False)
+    plan = plan_of(parallelize(model, grid_of(GridShape(x=2, y=2)), LOCAL, verbose=False))
     shapes = {name: tuple(p.shape) for name, p in model.named_parameters()}
     return str(plan), {name: p.kind for name, p in plan.placements.items()}, shapes
 
@@ -179,7 +182,7 @@ def rows_and_plans() -> list[float]:
         again = None
         for asked in ({}, {"0": "contract", "2": "contract"}, {"2": "plain"}, None):
             model = made(chain)
-            plan = parallelize(model, grid, asked or again, verbose=False)
+            plan = plan_of(parallelize(model, grid, asked or again, verbose=False))
             again = plan
             own = grid.shard(x, {0: ("data", "z")})
             errors.append(
@@ -296,7 +299,7 @@ EXPECTED = [
     ("2 modules cannot be placed", "1 (Conv1d 4 x 4 x 1): parallelize has no module in place of",
      "2 (Linear 8 -> 7): ", "out_features=7 must be divisible by 2 (axes x=2)"),
     ("1 (Gated): ", "its own parameter (scale)"),
-    ("OneRMSNorm does not compute an RMSNorm",),
+    ("OneRMSNorm does not compute the RMSNorm",),
     ("RuntimeError: parallelize: the input of second", "differs by", "may work across features"),
     ("ValueError: parallelize: dropout must be 0", "  1 (Dropout) has p=0.25"),
     ("plan names an unknown module, 'first'",),
@@ -368,7 +371,7 @@ def left_plain() -> dict[str, float]:
         share = grid.num_parts(("data", "z")) if not own else 1
         for name, model in models.items():
             ours, theirs = made(model), made(model)
-            plan = parallelize(ours, grid, leave_plain=True, verbose=False)
+            plan = plan_of(parallelize(ours, grid, leave_plain=True, verbose=False))
             assert bool(plan.plain()) == (name != "residual"), name
             want, y = theirs(x), ours(grid.shard(x, own))
             want.square().sum().backward()
@@ -429,16 +432,28 @@ def test_the_rest_of_the_package_takes_such_models(pool, tmp_path):
         assert all(result.values()), result
 
 
-def printed(grid: Grid) -> None:
-    parallelize(made(lambda: nn.Linear(8, 8)), grid)
-
-
-def test_rank_0_prints_the_plan(capsys):
-    import torch.distributed as dist
-
+@pytest.fixture
+def one_rank() -> Iterator[Grid]:
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    try:
-        printed(Grid())
-    finally:
-        dist.destroy_process_group()
+    yield Grid()
+    dist.destroy_process_group()
+
+
+def test_rank_0_prints_the_plan(one_rank, capsys):
+    model = parallelize(made(lambda: nn.Linear(8, 8)), one_rank)
     assert "parallelize on x=1:" in capsys.readouterr().out
+    assert str(plan_of(model)).startswith("parallelize on x=1:")
+
+
+def test_the_model_is_returned_and_has_a_plan(one_rank):
+    model = made(Residual)
+    keys = model.state_dict().keys()
+    assert parallelize(model, one_rank, verbose=False).eval() is model and not model.training
+    plan = plan_of(model)
+    assert plan.placements["down"].kind == "contract"
+    assert model.state_dict().keys() == keys and "plan" not in str(model)
+    assert plan_of(copy.deepcopy(model)) == plan == pickle.loads(pickle.dumps(plan))
+    assert plan_of(torch.compile(model)) is plan
+    for other in (model.down, nn.Linear(8, 8)):
+        with pytest.raises(ValueError, match="plan_of: module must be one that parallelize"):
+            plan_of(other)

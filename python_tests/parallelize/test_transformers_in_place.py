@@ -11,6 +11,7 @@ from axonn_ext import (
     full_state_dict,
     load_full_state_dict,
     parallelize,
+    plan_of,
     sync_gradients,
 )
 from grids import factorisations, grid_of, relative_error
@@ -31,7 +32,7 @@ def placed(name: str, shape: GridShape) -> tuple[dict[str, float], dict[str, str
     grid = grid_of(shape)
     plain, model = make(name), make(name)
     classifies = name == "bert-classifier"
-    plan = parallelize(model, grid, leave_plain=classifies, verbose=False)
+    plan = plan_of(parallelize(model, grid, leave_plain=classifies, verbose=False))
     state = full_state_dict(model)
     same = all(torch.equal(state[n], p) for n, p in plain.named_parameters())
     errors = compared(name, model, plain, grid, ("data", "z"))
@@ -127,8 +128,7 @@ def left_plain(name: str, shape: GridShape, values: dict[str, int]) -> float:
     """The largest error of logits and gradients if a part of the model stays plain."""
     grid = grid_of(shape)
     plain, model = make(name, **values), make(name, **values)
-    plan = parallelize(model, grid, leave_plain=True, verbose=False)
-    assert plan.plain()
+    assert plan_of(parallelize(model, grid, leave_plain=True, verbose=False)).plain()
     ids, labels = (t[:4] % 250 for t in batch(name))
     want_logits, found_logits = plain(ids).logits, model(ids).logits
     loss_sum(name, want_logits, labels).backward()

@@ -3,7 +3,7 @@
 from axonn_ext.models.parallelize.auto import auto_parallelize
 from axonn_ext.models.parallelize.in_place import parallelize
 from axonn_ext.models.parallelize.mean import global_mean
-from axonn_ext.models.parallelize.plan import Placement, Plan
+from axonn_ext.models.parallelize.plan import Placement, Plan, plan_of
 from axonn_ext.models.parallelize.same import check_same_on_all_ranks
 
 __all__ = [
@@ -13,4 +13,5 @@ __all__ = [
     "check_same_on_all_ranks",
     "global_mean",
     "parallelize",
+    "plan_of",
 ]

@@ -26,6 +26,9 @@ def become(module: nn.Module, other: ShardedModule, *, done: Collection[int] = (
     fresh = {key: value for key, value in other.__dict__.items() if key not in usual}
     module.__class__ = type(other)
     module.__dict__.update(fresh)
+    for name, absent in other._parameters.items():  # a norm without a bias has one that is None
+        if absent is None:
+            module._parameters.setdefault(name, None)
 
 
 @torch.no_grad()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 import torch
@@ -24,12 +24,12 @@ def check_outputs(
 
     Collectives: those of a forward pass.
     """
-    containers = _containers(model, units)
+    containers = containers_of(model, units)
     arrivals = _Arrivals(units, flow, grid, containers)
     try:
         output = arrivals.run(call)
     except Exception as failure:  # it is third-party code
-        name, line = _origin(failure, containers)
+        name, line = origin(failure, containers)
         raise RuntimeError(
             f"parallelize: the model on the grid fails in {name or 'the model'} ({line}): "
             f"{type(failure).__name__}: {failure}\n{_advice(name, containers)}"
@@ -42,12 +42,12 @@ def check_outputs(
             continue
         if key not in found:
             raise RuntimeError(f"parallelize: output {shown(key)} is missing on the grid\n{hint}")
-        problem = _difference(found[key], expected.tensor)
+        problem = difference(found[key], expected.tensor)
         if problem:
             raise RuntimeError(f"parallelize: output {shown(key)} {problem}\n{hint}")
 
 
-def _containers(model: nn.Module, units: Mapping[str, Unit]) -> dict[str, nn.Module]:
+def containers_of(model: nn.Module, units: Mapping[str, Unit]) -> dict[str, nn.Module]:
     """Returns the modules around units, by name. The plan can make them "plain"."""
     inside = {id(module) for unit in units.values() for module in unit.module.modules()}
     return {
@@ -57,7 +57,7 @@ def _containers(model: nn.Module, units: Mapping[str, Unit]) -> dict[str, nn.Mod
     }
 
 
-def _origin(failure: Exception, containers: Mapping[str, nn.Module]) -> tuple[str, str]:
+def origin(failure: Exception, containers: Mapping[str, nn.Module]) -> tuple[str, str]:
     """Returns the innermost container in whose method the failure happened, and the line there."""
     names = {id(module): name for name, module in containers.items()}
     for frame, line in reversed([*traceback.walk_tb(failure.__traceback__)]):
@@ -71,18 +71,30 @@ def _advice(name: str, containers: Mapping[str, nn.Module]) -> str:
     """Returns what to do about code across features in the container of this name; "": unknown."""
     text = 'some code between the modules may work across features; let the plan make it "plain"'
     if name:
-        kind = type(containers[name]).__name__
-        plan = f'{{"{name}": "plain"}}'
-        if sum(type(module).__name__ == kind for module in containers.values()) > 1:
-            plan = (
-                '{name: "plain" for name, module in model.named_modules() '
-                f'if type(module).__name__ == "{kind}"}}'
-            )
+        kind, plan = type(containers[name]).__name__, plan_for([name], "plain", containers)
         text = f"the code of {name} ({kind}) may work across features; make it plain by plan={plan}"
     return (
         f"{text}, or use auto_parallelize, which splits the Linears of any code. The model is "
         "unusable now"
     )
+
+
+def plan_for(names: Iterable[str], kind: str, modules: Mapping[str, nn.Module]) -> str:
+    """Returns the Python of a plan that gives this kind to all modules of the named ones' classes.
+
+    modules: all of the model's, by name.
+    """
+    plans = []
+    for cls in dict.fromkeys(type(modules[name]).__name__ for name in names):
+        alike = [name for name, module in modules.items() if type(module).__name__ == cls]
+        plan = f'{{"{alike[0]}": "{kind}"}}'
+        if len(alike) > 1:
+            plan = (
+                f'{{name: "{kind}" for name, module in model.named_modules() '
+                f'if type(module).__name__ == "{cls}"}}'
+            )
+        plans.append(plan)
+    return " | ".join(plans)
 
 
 class _Arrivals:
@@ -134,7 +146,7 @@ class _Arrivals:
                 if reads != "whole":
                     want = own_block(want, self.grid.axis(reads), split)
                 got = found.get(key)
-                problem = _difference(got, want) if isinstance(got, Tensor) else "is missing"
+                problem = difference(got, want) if isinstance(got, Tensor) else "is missing"
                 if problem:
                     self.problems.append(
                         f"parallelize: the input of {unit.name} ({unit.what}) {problem}\n"
@@ -147,7 +159,7 @@ class _Arrivals:
         self._depth -= 1
 
 
-def _difference(got: Tensor, want: Tensor) -> str:
+def difference(got: Tensor, want: Tensor) -> str:
     """Returns how the tensors differ beyond rounding; empty if they do not."""
     if got.shape != want.shape:
         return f"has shape {list(got.shape)} on the grid instead of {list(want.shape)}"

@@ -8,7 +8,8 @@ from typing import TypeVar
 from torch import nn
 
 from axonn_ext.models.parallelize.agreement import SameInputs, agree_on_parameters, agreement
-from axonn_ext.models.parallelize.checking import check_outputs
+from axonn_ext.models.parallelize.attention import is_unknown
+from axonn_ext.models.parallelize.checking import check_outputs, plan_for
 from axonn_ext.models.parallelize.dropout import refuse_dropout, refuse_random
 from axonn_ext.models.parallelize.examples import (
     ExampleInputs,
@@ -18,7 +19,8 @@ from axonn_ext.models.parallelize.examples import (
     without_zeros,
 )
 from axonn_ext.models.parallelize.placing import Placing
-from axonn_ext.models.parallelize.plan import KINDS, Placement, Plan
+from axonn_ext.models.parallelize.plan import KINDS, Placement, Plan, keep_plan
+from axonn_ext.models.parallelize.rehearsal import choose_attentions
 from axonn_ext.models.parallelize.results import shown
 from axonn_ext.models.parallelize.trace import Flow, Refused, trace
 from axonn_ext.models.parallelize.units import Unit, find_units, own_parameters
@@ -26,18 +28,19 @@ from axonn_ext.nn.sharded import declaration_of
 from axonn_ext.ranks.grid import Grid
 
 T = TypeVar("T")
+ModuleT = TypeVar("ModuleT", bound=nn.Module)
 
 
 def parallelize(
-    module: nn.Module,
+    module: ModuleT,
     grid: Grid,
     plan: Plan | Mapping[str, str] | None = None,
     *,
     example_inputs: ExampleInputs | None = None,
     leave_plain: bool = False,
     verbose: bool = True,
-) -> Plan:
-    """Splits a transformers model, or any tree of modules, in place; returns the plan.
+) -> ModuleT:
+    """Splits a transformers model, or any tree of modules, in place; returns the same object.
 
     Linears and transformers' Conv1D become expand or contract Linears, embeddings and norms those
     of axonn_ext.nn, in layout "replicated". A rank passes all rows of its (data, z) group, which
@@ -60,11 +63,11 @@ def parallelize(
 
     Args:
         plan: kinds by module name ("expand", "contract", "embedding", "table", "norm", "plain",
-            "local_heads" for an attention that works on any number of heads), which override the
-            inferred ones; or a Plan that parallelize returned.
+            "local_heads" for an attention that each rank runs on its own heads), which override the
+            inferred ones; or a Plan, from `plan_of` another model.
         example_inputs: positional or named inputs of the model; default token ids, or rows.
         leave_plain: modules that cannot be placed stay plain, with whole inputs and outputs.
-        verbose: rank 0 prints the plan.
+        verbose: rank 0 prints the plan; `plan_of(module)` returns it.
 
     Collectives: those of one forward pass. Ranks compare values through the c10d store. In the
     first call of the model, and the first with or without gradients, the ranks of x and y compare
@@ -94,16 +97,19 @@ def parallelize(
             call = make_call(module, find_units(module, grid, asked, {}), example_inputs)
             _on_examples(lambda guarded: refuse_random(module, guarded), call)
             units, flow = _settle(module, grid, asked, call, leave_plain=leave_plain)
-            made = _plan_of(units, flow, grid)
+            attentions, _ = choose_attentions(module, call, units, flow, asked, grid)
+            made = _plan_of(units, flow, asked, grid)
             facts["the plan"] = str(made)
-        Placing(module, units, flow, grid).place()
+            facts["how attentions run"] = str(sorted(attentions.items()))
+        Placing(module, units, flow, attentions, grid).place()
         with agreement(what="parallelize"):
             check_outputs(module, call, units, flow, grid)
     if grid.num_parts(("y", "x")) > 1:
         module.register_forward_pre_hook(SameInputs(grid), with_kwargs=True)
+    keep_plan(module, made)
     if verbose and grid.rank == 0:
         print(made)
-    return made
+    return module
 
 
 def _check_arguments(module: nn.Module, plan: Plan | Mapping[str, str] | None) -> dict[str, str]:
@@ -118,7 +124,7 @@ def _check_arguments(module: nn.Module, plan: Plan | Mapping[str, str] | None) -
     if not any(True for _ in module.parameters()):
         raise ValueError("parallelize: module must have parameters, got none")
     if isinstance(plan, Plan):
-        plan = {name: placement.kind for name, placement in plan.placements.items()}
+        plan = plan.kinds()
     names = {name for name, _ in module.named_modules()}
     for name, kind in (plan or {}).items():
         if name not in names:
@@ -151,13 +157,48 @@ def _settle(
             ]
             raise ValueError(
                 f"parallelize: {len(lines)} modules cannot be placed on {grid.shape.short()}; with "
-                "leave_plain=True they stay as they are:\n" + "\n".join(lines)
+                "leave_plain=True they stay as they are:\n"
+                + "\n".join(lines)
+                + _advice(module, grid, asked, call, units, problems)
             )
         # An attention works on local heads with all of its projections or with none.
         broken = {p: f"{n}: {why}" for n, why in problems.items() for p in units[n].parents}
         if not broken:
             return units, flow
         plain |= broken
+
+
+def _advice(
+    module: nn.Module,
+    grid: Grid,
+    asked: Mapping[str, str],
+    call: Callable[[], object],
+    units: Mapping[str, Unit],
+    problems: Mapping[str, str],
+) -> str:
+    """Returns a line about unknown attentions: the plan with which they run; "" if there are none.
+
+    It was rehearsed that each rank can run a part of the heads, unless the plan makes them plain.
+    """
+    names = [name for name in problems if is_unknown(units[name].module)]
+    if not names:
+        return ""
+    modules = dict(module.named_modules())
+    kinds = ", ".join(dict.fromkeys(type(modules[name]).__name__ for name in names))
+    asked = {**asked, **dict.fromkeys(names, "local_heads")}
+    try:
+        units = find_units(module, grid, asked, {})
+        flow = _traced(call, units, grid)
+        _, problem = choose_attentions(module, call, units, flow, asked, grid)
+        new = [f"{name}: {why}" for name, why in flow.problems.items() if name not in problems]
+        problem = "; ".join(new[:1]) or problem
+    except Refused as error:
+        problem = str(error)
+    if not problem:
+        plan = plan_for(names, "local_heads", modules)
+        return f"\n{kinds} can run on a part of the heads; let each rank run its own by plan={plan}"
+    plan = plan_for(names, "plain", modules)
+    return f"\n{kinds} cannot run on a part of the heads ({problem}); make it plain by plan={plan}"
 
 
 def _traced(call: Callable[[], object], units: Mapping[str, Unit], grid: Grid) -> Flow:
@@ -190,7 +231,7 @@ def _on_examples(function: Callable[[Callable[[], object]], T], call: Callable[[
         ) from error
 
 
-def _plan_of(units: Mapping[str, Unit], flow: Flow, grid: Grid) -> Plan:
+def _plan_of(units: Mapping[str, Unit], flow: Flow, asked: Mapping[str, str], grid: Grid) -> Plan:
     placements = {}
     for name, unit in units.items():
         reason = flow.problems.get(name, "")
@@ -208,4 +249,5 @@ def _plan_of(units: Mapping[str, Unit], flow: Flow, grid: Grid) -> Plan:
         f"part, split over {layout}"
         for (top, layout), keys in parts.items()
     )
-    return Plan(grid.shape.short(), placements, notes)
+    local = tuple(name for name, kind in asked.items() if kind == "local_heads")
+    return Plan(grid.shape.short(), placements, notes, local)

@@ -17,16 +17,18 @@ from axonn_ext.nn import Embedding, Linear
 from axonn_ext.ranks.grid import Grid
 
 
-class PlacedConv1D(Linear, NamedState):
-    """Replaces transformers' Conv1D, whose whole weight is [K, N].
+class PlacedLinear(Linear, NamedState):
+    """Replaces a Linear whose whole weight is stored in another way.
 
-    order: row i of the Linear's weight is column order[i] of the Conv1D's; None: the same order.
+    order: row i of this weight is row order[i] of the stored one; None: the same order.
+    transposed: the stored weight is [K, N], as that of transformers' Conv1D.
     """
 
     order: Tensor | None = None
+    transposed = False
 
     def _stored(self, name: str) -> Stored:
-        return Stored(((name, self.out_features),), self.order, transposed=True)
+        return Stored(((name, self.out_features),), self.order, self.transposed)
 
     def export_state(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
         public: dict[str, Tensor] = {}

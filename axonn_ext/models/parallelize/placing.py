@@ -7,17 +7,17 @@ from collections.abc import Mapping
 
 from torch import nn
 
-from axonn_ext.models.parallelize.attention import fused_order, known, use_local_heads
+from axonn_ext.models.parallelize.attention import LocalHeads, fused_order, use_local_heads
 from axonn_ext.models.parallelize.become import become, set_values
 from axonn_ext.models.parallelize.modules import (
     ConvertInputs,
     ConvertOutputs,
     GatherResults,
-    PlacedConv1D,
     PlacedEmbedding,
+    PlacedLinear,
 )
 from axonn_ext.models.parallelize.trace import LEAVES, READS, Flow
-from axonn_ext.models.parallelize.units import Unit, is_transposed, own_parameters
+from axonn_ext.models.parallelize.units import Unit, is_inside, is_transposed, own_parameters
 from axonn_ext.nn.sharded import ParameterSpec, ShardedModule, declaration_of, declare
 from axonn_ext.ranks.grid import Grid
 
@@ -25,24 +25,30 @@ _GROUPS = ("z", "data")  # the axes over which ranks have different rows
 
 
 class Placing:
-    """Replaces the units of a model."""
+    """Replaces the units of a model. attentions: those that run on local heads, by name."""
 
-    def __init__(self, model: nn.Module, units: Mapping[str, Unit], flow: Flow, grid: Grid) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        units: Mapping[str, Unit],
+        flow: Flow,
+        attentions: Mapping[str, LocalHeads],
+        grid: Grid,
+    ) -> None:
         self.model, self.units, self.flow, self.grid = model, units, flow, grid
+        self.attentions = attentions
         self.specs: dict[int, ParameterSpec] = {}  # of placed parameters, by id
 
     def place(self) -> None:
-        attentions: dict[str, nn.Module] = {}
         for unit in self.units.values():
-            attentions |= unit.parents
             if unit.name in self.flow.problems:
                 self._leave_plain(unit)
             else:
                 self._replace(unit, self.flow.kinds[unit.name])
-        for attention in attentions.values():
-            how = known(attention)
-            assert how is not None
-            use_local_heads(attention, how, self.grid.size("x"))
+        for name, way in self.attentions.items():
+            inside = [u.module for u in self.units.values() if is_inside(u.name, name)]
+            attention = self.model.get_submodule(name)
+            use_local_heads(attention, way, inside, self.grid.size("x"))
         self._declare_the_rest()
         results = {
             key: (output.layout, output.tensor.shape[-1] // self.grid.size(output.layout))
@@ -80,22 +86,24 @@ class Placing:
         if isinstance(unit.module, nn.Embedding):
             split.__class__ = PlacedEmbedding
             split.padding_idx = unit.module.padding_idx  # type: ignore[assignment]
-        if not is_transposed(unit.module):
+        num_x = self.grid.size("x")
+        sections = self.flow.sections(unit, num_x)
+        if not sections and not is_transposed(unit.module):
             return ""
-        stored_as = "transposed"
-        split.__class__ = PlacedConv1D
-        assert isinstance(split, PlacedConv1D)
-        parent, _, own_name = unit.name.rpartition(".")
-        how = known(unit.parents[parent]) if parent in unit.parents else None
-        if how is not None and how.fused == own_name:
-            num_x = self.grid.size("x")
-            split.order = fused_order(unit.features[1], num_x)
-            stored_as += f",x={num_x}"
+        split.__class__ = PlacedLinear
+        assert isinstance(split, PlacedLinear)
+        stored_as = []
+        if is_transposed(unit.module):
+            split.transposed = True
+            stored_as.append("transposed")
+        if sections:
+            split.order = fused_order(sections, num_x)
+            stored_as.append(f"x={num_x}")
         parameters = own_parameters(unit.module)
         public = {name: p.detach() for name, p in parameters.items()}
         for name, values in split.import_state(public).items():
             set_values(parameters[name], values)
-        return stored_as
+        return ",".join(stored_as)
 
     def _shrink_table(self, table: nn.Module, weight: nn.Parameter) -> None:
         """Keeps this rank's features of an embedding, which works with any forward of its class."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from itertools import accumulate, pairwise
 from typing import Any
 
 import torch
@@ -55,6 +56,7 @@ class Flow:
     problems  by unit: why it cannot be placed
     outputs   the tensors of the model's own output, by place
     values    by unit and call: copies of its inputs that were computed from other units
+    cuts      by Linear: the features at which code cuts its output into parts, as q, k and v
     """
 
     kinds: dict[str, str] = field(default_factory=dict)
@@ -63,11 +65,25 @@ class Flow:
     problems: dict[str, str] = field(default_factory=dict)
     outputs: dict[Key, Output] = field(default_factory=dict)
     values: dict[str, list[Values]] = field(default_factory=dict)
+    cuts: dict[str, set[int]] = field(default_factory=dict)
 
     def leaves(self, source: Source) -> str:
         """The layout in which an output leaves its unit."""
         natural = LEAVES.get(self.kinds.get(source[0], "plain"), "whole")
         return self.forced.get(source, natural)
+
+    def sections(self, unit: Unit, num_x: int) -> tuple[int, ...]:
+        """Returns the sizes of the parts of a fused Linear's output, each of which x splits.
+
+        Empty if it is not split over x, is not cut, or x does not divide the parts.
+        """
+        cuts = self.cuts.get(unit.name, set()) - {0, unit.features[1]}
+        if num_x == 1 or not cuts or self.kinds[unit.name] != "expand":
+            return ()
+        edges = [0, *sorted(cuts), unit.features[1]]
+        sizes = tuple(end - start for start, end in pairwise(edges))
+        divides = not any(size % num_x for size in sizes)
+        return sizes if divides and self.leaves((unit.name, 0)) == "x" else ()
 
 
 def trace(
@@ -110,6 +126,7 @@ class _Tracer(TorchDispatchMode):
         self.flow = Flow(forced=forced, problems=problems)
         self._depth = 0  # nesting depth of units in the pass
         self._sources: Any = WeakTensorKeyDictionary()
+        self._outputs: Any = WeakTensorKeyDictionary()  # the Linear whose output a tensor is
         self._read: set[Source] = set()
 
     def run(self, call: Callable[[], object]) -> None:
@@ -159,6 +176,9 @@ class _Tracer(TorchDispatchMode):
         name = func._schema.name.partition("::")[2]
         if self._depth or name.startswith("new_") or name.endswith("_like"):
             return result  # new_zeros and zeros_like use only the shape
+        if args and isinstance(args[0], Tensor) and args[0] in self._outputs:
+            linear = self._outputs[args[0]]
+            self.flow.cuts.setdefault(linear, set()).update(_cuts(name, args))
         sources: set[Source] = set()
         for tensor in tree_flatten((args, kwargs or {}))[0]:
             if isinstance(tensor, Tensor):
@@ -190,6 +210,8 @@ class _Tracer(TorchDispatchMode):
                 for index, tensor in enumerate(tree_flatten(output)[0]):
                     if isinstance(tensor, Tensor) and tensor.is_floating_point():
                         self._sources[tensor] = {(unit.name, index)}
+                if unit.family == "linear" and isinstance(output, Tensor):
+                    self._outputs[output] = unit.name
 
         return hook
 
@@ -289,3 +311,23 @@ class _Tracer(TorchDispatchMode):
                 self.flow.problems[other.name] = f"it shares its weight with {unit.name}"
         self.flow.problems[unit.name] = problem
         raise _Again
+
+
+def _cuts(op: str, args: Any) -> set[int]:
+    """Returns the features at which an aten op cuts its first argument into parts."""
+    tensor, *rest = args
+    last, features = tensor.dim() - 1, tensor.shape[-1]
+    dim = rest[1] if len(rest) > 1 else 0
+    if op in ("split", "split_with_sizes") and dim % tensor.dim() == last:
+        sizes = rest[0]
+        return {*range(0, features, sizes)} if isinstance(sizes, int) else {*accumulate(sizes)}
+    if op == "slice" and rest and rest[0] % tensor.dim() == last:
+        first, end = (*rest[1:3], None, None)[:2]
+        return {min(max(at + features if at < 0 else at, 0), features)
+                for at in (first or 0, features if end is None else end)}  # fmt: skip
+    # As in view(B, T, 3, heads, D); with 3 heads, view(B, T, heads, 3, D) looks alike.
+    if op == "view" and list(rest[0][:last]) == [*tensor.shape[:-1]]:
+        parts = rest[0][last:]
+        if len(parts) > 2 and parts[0] == 3:
+            return {features // 3, 2 * features // 3}
+    return set()

@@ -82,9 +82,10 @@ class Unit:
         if kind in ("norm", "head_norm"):
             size, _ = self.features
             norm: type[LayerNorm | RMSNorm | HeadNorm]
-            norm = LayerNorm if isinstance(self.module, nn.LayerNorm) else RMSNorm
-            if kind == "head_norm":
-                norm = HeadNorm
+            norm = HeadNorm if kind == "head_norm" else RMSNorm
+            if is_layer_norm(self.module):
+                norm = LayerNorm
+                options["bias"] = getattr(self.module, "bias", None) is not None
             return norm(size, eps=norm_eps(self.module, weight.dtype), **options)  # type: ignore[arg-type]
         first, second = self.features
         if kind == "embedding":
@@ -96,20 +97,31 @@ class Unit:
         return Linear(first, second, role=kind, bias=has_bias, **options)  # type: ignore[arg-type]
 
 
+def is_inside(name: str, other: str) -> bool:
+    """Whether the module of this name is the other one, or inside it."""
+    return not other or name == other or name.startswith(f"{other}.")
+
+
 def is_transposed(module: nn.Module) -> bool:
     """Whether the module is transformers' Conv1D, a Linear whose weight is [K, N]."""
     return type(module).__name__ == "Conv1D"
 
 
+def is_layer_norm(module: nn.Module) -> bool:
+    """Whether the module has the name of a LayerNorm; `_computes_norm` checks what it computes."""
+    return type(module).__name__.endswith("LayerNorm")
+
+
 def norm_eps(module: nn.Module, dtype: torch.dtype) -> float:
     """Returns the number that a norm adds to the variance: its attribute with "eps" in the name.
 
-    Classes name it eps, epsilon, variance_epsilon and so on; `_is_plain_rms` checks it.
+    Classes name it eps, epsilon, variance_epsilon and so on; `_computes_norm` checks it.
     """
     for name, value in vars(module).items():
         if "eps" in name and isinstance(value, int | float) and not isinstance(value, bool):
             return float(value)
-    return torch.finfo(dtype).eps  # torch's RMSNorm without a given eps
+    # torch's RMSNorm without a given eps; LayerNorms that state none use torch's.
+    return 1e-5 if is_layer_norm(module) else torch.finfo(dtype).eps
 
 
 def own_parameters(module: nn.Module) -> dict[str, nn.Parameter]:
@@ -212,7 +224,7 @@ def _is_of_heads(unit: Unit) -> bool:
     """Whether the unit is a known attention's RMSNorm of each head's features."""
     parent, _, own_name = unit.name.rpartition(".")
     how = known(unit.parents[parent]) if parent in unit.parents else None
-    is_rms = not isinstance(unit.module, nn.LayerNorm)
+    is_rms = not is_layer_norm(unit.module)
     return how is not None and own_name in how.head_norms and is_rms
 
 
@@ -225,20 +237,23 @@ def _family(module: nn.Module, own: Mapping[str, nn.Parameter]) -> tuple[str, st
         if module.max_norm is not None or module.sparse or module.scale_grad_by_freq:
             return "plain", "it has max_norm, sparse or scale_grad_by_freq"
         return "embedding", ""
-    if type(module) is nn.LayerNorm and keys == {"weight", "bias"}:
-        if len(module.normalized_shape) == 1:
+    what = "LayerNorm" if is_layer_norm(module) else "RMSNorm"
+    has_parameters = keys == {"weight"} or (keys == {"weight", "bias"} and is_layer_norm(module))
+    if kind.endswith(what) and has_parameters:
+        if isinstance(module, nn.LayerNorm) and len(module.normalized_shape) > 1:
+            return "plain", "it normalises several dims at once"
+        if _computes_norm(module, own["weight"], own.get("bias")):
             return "norm", ""
-        return "plain", "it normalises several dims at once"
-    if kind.endswith("RMSNorm") and keys == {"weight"}:
-        if _is_plain_rms(module, own["weight"]):
-            return "norm", ""
-        return "plain", f"{kind} does not compute an RMSNorm of one tensor"
+        return "plain", f"{kind} does not compute the {what} of one tensor"
     return "plain", f"parallelize has no module in place of a {kind} with {', '.join(own)}"
 
 
 @torch.no_grad()
-def _is_plain_rms(module: nn.Module, weight: nn.Parameter) -> bool:
-    """Whether the module computes x / sqrt(mean(x^2) + eps) * weight; Gemma's does not."""
+def _computes_norm(module: nn.Module, weight: nn.Parameter, bias: nn.Parameter | None) -> bool:
+    """Whether the module computes the norm of its name.
+
+    Gemma's does not compute x / sqrt(mean(x^2) + eps) * weight.
+    """
     if weight.dim() != 1 or weight.is_meta:
         return False
     size = weight.shape[0]
@@ -246,7 +261,11 @@ def _is_plain_rms(module: nn.Module, weight: nn.Parameter) -> bool:
     for scale in (1, 1e-3):  # for small numbers eps matters, too
         x = scale * torch.linspace(-1, 2, 2 * size, device=weight.device).view(2, size)
         x = x.to(weight.dtype)
-        want = F.rms_norm(x, (size,), weight, norm_eps(module, weight.dtype))
+        eps = norm_eps(module, weight.dtype)
+        if is_layer_norm(module):
+            want = F.layer_norm(x, (size,), weight, bias, eps)
+        else:
+            want = F.rms_norm(x, (size,), weight, eps)
         try:
             error = (module(x) - want).norm()
         except Exception:  # third-party code may need other arguments
