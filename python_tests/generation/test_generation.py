@@ -26,6 +26,11 @@ from model_cases import CONFIGS, sampled
 NEW = 6
 # Various lengths; data and z do not divide the number of prompts.
 PROMPTS = [[3, 1, 4, 1, 5], [9], [2, 6, 5, 3, 5, 8, 9, 7, 9, 3, 2], [31, 41], [59, 26, 53]]
+WAYS = {
+    "sharded": ParallelConfig(),
+    "replicated": ParallelConfig(layout="replicated"),
+    "heads_over_y": ParallelConfig(heads_over_y=True),
+}
 SAMPLED = Sampling(temperature=0.8, top_k=20, top_p=0.9, seed=7)
 
 
@@ -35,11 +40,11 @@ def config_of(name: str) -> ModelConfig:
 
 
 def on_grids(
-    name: str, layout: str, sampling: Sampling
+    name: str, way: str, sampling: Sampling
 ) -> list[tuple[str, list[list[int]], dict[str, torch.Tensor]]]:
     found = []
     for grid in every_grid():
-        parallel = ParallelConfig(layout=layout)
+        parallel = WAYS[way]
         model = models.build(config_of(name), grid, parallel, seed=3, dtype=torch.float64)
         tokens = generate(model, PROMPTS, max_new_tokens=NEW, sampling=sampling)
         found.append((str(grid.shape), tokens, full_state_dict(model)))
@@ -67,14 +72,15 @@ def continued(model: PlainTransformer, prompt: list[int], number: int, sampling:
             "gemma2",
             "cohere2",
             "llama-long",
+            "olmo2",
         ),
         (1, 2, 4),
     ),
 )
 def test_every_grid_chooses_what_the_whole_model_does(name, world_size, pool) -> None:
-    layout = "replicated" if name == "opt" else "sharded"
+    way = {"opt": "replicated", "olmo2": "heads_over_y"}.get(name, "sharded")
     sampling = SAMPLED if name == "gpt2" else Sampling()
-    found = pool(world_size).run(on_grids, name, layout, sampling)
+    found = pool(world_size).run(on_grids, name, way, sampling)
     model = PlainTransformer(config_of(name)).double()
     model.load_state_dict(found[0][0][2])
     with torch.no_grad():
