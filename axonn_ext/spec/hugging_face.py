@@ -71,9 +71,9 @@ class FullLayers(NamedTuple):
 
     def has(self, block: int) -> bool:
         """Returns whether a block has no window."""
-        return (
-            block < self.n if self.which == "first" else bool(self.n) and (block + 1) % self.n == 0
-        )
+        if self.which == "first":
+            return block < self.n
+        return bool(self.n) and (block + 1) % self.n == 0
 
 
 # "su" is the name of longrope in early Phi-3 models.

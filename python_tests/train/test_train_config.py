@@ -127,7 +127,9 @@ def test_a_number_at_its_bound_is_legal_unless_it_must_be_above() -> None:
         for name, key in keys_of(type(getattr(Config(), t))).items()
     }
     for name, key in keys.items():
-        for bound, is_legal in ((key.minimum, True), (key.maximum, True), (key.above, False)):
+        # 0 stands for None where that is legal.
+        above = (key.above, key.optional and key.above == 0)
+        for bound, is_legal in ((key.minimum, True), (key.maximum, True), above):
             if bound is not None:
                 number = Override(name, f"{bound:.17g}")
                 with nullcontext() if is_legal else pytest.raises(UserError, match="expected"):
