@@ -83,7 +83,7 @@ struct Gemm {
   static_assert(sizeof(Element) == kSm90ElementBytes);
   static_assert(
       static_cast<int64_t>(sizeof(typename Kernel::SharedStorage)) <= kSm90.shared_bytes_per_block,
-      "kSm90Tiles: the stages must fit into shared memory next to the output tile, as in CUTLASS");
+      "kSm90Tiles: num_stages must fit beside the tile on its way out, as CUTLASS has it");
   static_assert(kConfig.num_math_warps == Tiles::kListed.num_math_warps);
   static_assert(Kernel::NumMMAThreads / 32 == math_warps_per_tile(Tiles::kListed));
 
