@@ -33,9 +33,7 @@ TEST(SignalLayout, EachChunkOfEachPhaseHasAFlagOfItsOwn) {
   }
 }
 
-TEST(SignalLayout, FitsThePadOfTheGroup) {
-  EXPECT_EQ(kNumSignals, SymmetricGroup::kNumFlags);
-}
+TEST(SignalLayout, FitsThePadOfTheGroup) { EXPECT_EQ(kNumSignals, SymmetricGroup::kNumFlags); }
 
 TEST(SignalLayout, FlagsLieOnLinesOfTheirOwn) {
   EXPECT_EQ(kSignalStride, kFlagAlignment);
