@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention as _scaled_dot_product
 from torch.utils.checkpoint import checkpoint
 
-_ROWS = 512  # the most in a piece with capped scores, whose scores are in memory at once
+_ROWS = 512  # the most in a piece
 
 
 def attend(
@@ -32,9 +32,10 @@ def attend(
     window: a token attends to that many tokens, itself included. softcap: c, where scores s become
     c tanh(s / c), computed in fp32 (fp64 for fp64).
 
-    Without a mask, the rows are computed in pieces of a window, against the two windows of keys
-    that they can reach, so that no mask is larger than that. Scores with a softcap are computed
-    again in backward. Source of the softcap: Gemma Team, arXiv:2408.00118, section 2.
+    Without a mask, the rows after the first window are computed in pieces, against the keys that
+    they can reach. All pieces share a mask of at most 512 rows. Scores with a softcap are in memory
+    for a piece at a time, and are computed again in backward. Source of the softcap: Gemma Team,
+    arXiv:2408.00118, section 2.
     """
     length = q.shape[-2]
     if softcap is not None:
@@ -52,15 +53,16 @@ def attend(
     assert window is not None
     first_q, first_k, first_v = (t[..., :window, :] for t in (q, k, v))
     pieces = [_scaled_dot_product(first_q, first_k, first_v, is_causal=True, scale=scale)]
-    # Row r of a later piece can reach window keys, from the r-th of the two windows before its end.
-    rows = torch.arange(window, device=q.device)[:, None]
+    # Row r of a later piece can reach `window` keys, from the r-th of those that the piece reaches.
+    count = min(window, _ROWS)
+    rows = torch.arange(count, device=q.device)[:, None]
     # One key more than there are, since GPU kernels copy masks with rows of an odd length.
-    keys = torch.arange(2 * window, device=q.device)
+    keys = torch.arange(window + count, device=q.device)
     near = (keys >= rows) & (keys < rows + window)
     # In this form the pieces share it; torch would make a copy of a bool mask for each.
     added = torch.zeros(near.shape, dtype=q.dtype, device=q.device).masked_fill_(~near, -torch.inf)
-    for start in range(window, length, window):
-        end = min(start + window, length)
+    for start in range(window, length, count):
+        end = min(start + count, length)
         near_k, near_v = (t[..., start - window + 1 : end, :] for t in (k, v))
         own = added[: end - start, : end - start + window - 1]
         piece = _scaled_dot_product(q[..., start:end, :], near_k, near_v, own, scale=scale)

@@ -5,9 +5,17 @@ from __future__ import annotations
 import pytest
 import torch
 
+from axonn_ext.nn import windows
 from axonn_ext.nn.windows import attend
 
 HEADS, SIZE = 4, 8
+
+
+@pytest.fixture(autouse=True)
+def small_pieces(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
+    """Pieces of 3 rows, so that windows are longer, as long and shorter than a piece."""
+    if "in_memory" not in request.node.name:
+        monkeypatch.setattr(windows, "_ROWS", 3)
 
 
 def inputs(length: int, kv_heads: int) -> list[torch.Tensor]:

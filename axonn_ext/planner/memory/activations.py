@@ -255,7 +255,7 @@ def _between_linears(size: ModelSizes, rows: int, x: int, width: int) -> int:
     # The log-sum-exp. Capped scores are computed again, so that they need none.
     kept = 0 if size.capped else rows * size.heads // x * _FP32
     if size.window and not size.capped:
-        kept += 2 * size.window**2 * width  # the mask of a piece
+        kept += _mask_elements(size.window) * width
         if size.kv < size.attention:  # repeated keys and values are kept, instead of qkv's result
             kept += rows * width // x * (2 * size.attention - size.kv - size.qkv)
     if size.qk_norm:  # the normalised q and k are kept
@@ -265,6 +265,12 @@ def _between_linears(size: ModelSizes, rows: int, x: int, width: int) -> int:
     if size.rotary:  # the rotated q and k are kept, with the cosines and sines of the angles
         kept += heads + 2 * size.rotary * width
     return kept
+
+
+def _mask_elements(window: int) -> int:
+    """Returns the elements of the mask that the pieces of a sequence share (nn/windows.py)."""
+    rows = min(window, 512)
+    return rows * (window + rows)
 
 
 def deferred_bytes_of(job: Job, stage: int) -> int:
