@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import secrets
+import os
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -46,7 +46,7 @@ def reshard(folder: Path, out: Path, *, num_files: int) -> Manifest:
 
 def _write_files(folder: Path, partial: Path, manifest: Manifest, num_files: int) -> Manifest:
     tensors: dict[str, StoredTensor] = {}
-    token, num_bytes, shares = secrets.token_hex(8), 0, list(_shares(manifest, num_files))
+    token, num_bytes, shares = os.urandom(8).hex(), 0, list(_shares(manifest, num_files))
     for number, names in enumerate(shares):
         reading, layouts = Reading(folder, manifest), dict[str, Layout]()
         for name in names:

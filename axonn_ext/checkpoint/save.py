@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-import secrets
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -99,7 +99,7 @@ def _begin(folder: Path, partial: Path, ranks: Ranks, *, replaces: bool) -> str:
         partial.mkdir(parents=True)
     except OSError as error:
         raise CheckpointError(f"cannot make {partial}: {error.strerror or error}") from None
-    return secrets.token_hex(8)
+    return os.urandom(8).hex()
 
 
 def _check_seen(partial: Path, token: str, ranks: Ranks) -> None:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from axonn_ext.data.chunk_ends import Shelf
 from axonn_ext.data.vocabulary import TokenArray
 from axonn_ext.spec.files.errors import InputError
 from axonn_ext.spec.files.files import read_json
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 STATE = "state.json"  # lists the files of the folder
 COLUMN = "input_ids"

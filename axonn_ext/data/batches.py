@@ -13,11 +13,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from axonn_ext.data.mixture import shares
@@ -25,6 +24,9 @@ from axonn_ext.data.orders import Order, check_length, windows
 from axonn_ext.data.tokens import Part
 from axonn_ext.nn import goldfish_labels
 from axonn_ext.spec.goldfish import Goldfish
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 
 class Batch(NamedTuple):

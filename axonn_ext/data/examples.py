@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from axonn_ext.data.orders import check_sequence_length
 from axonn_ext.data.source import check_utf8, find_text
@@ -18,6 +17,8 @@ from axonn_ext.data.units import JSON_LINES, parse_line, shown
 from axonn_ext.data.vocabulary import TokenArray
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from axonn_ext.data.prompts import Prompts  # loads jinja2, which only chats need
 
 _OPEN = 16  # larger values waste less room, but change the order more

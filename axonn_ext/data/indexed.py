@@ -11,14 +11,16 @@ import mmap
 import os
 import struct
 from dataclasses import dataclass
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
-from numpy.typing import NDArray
 
 from axonn_ext.data.chunk_ends import Shelf
 from axonn_ext.data.vocabulary import TokenArray
 from axonn_ext.spec.files.token_files import TokenFiles, read_description
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 MAGIC, VERSION = b"MMIDIDX\x00\x00", 1
 HEADER = struct.Struct("<9sQBQQ")  # magic, version, dtype, sequences, document indices

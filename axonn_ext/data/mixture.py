@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 
 from axonn_ext.data.orders import Order
 from axonn_ext.data.permutation import MIXTURE, Permutation
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 BLOCK = 1024  # number of sequences in which each source has its exact share
 

@@ -6,14 +6,16 @@ S tokens of a sequence; an order returns S + 1 of each, since labels are the nex
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
 from axonn_ext.data.chunk_ends import kept
 from axonn_ext.data.permutation import DOCUMENTS, SEQUENCES, Permutation
 from axonn_ext.data.tokens import Part, document_note
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 CHUNK = 1024  # documents of an epoch's order for which one number is kept
 KEPT_FROM = 1 << 20  # documents; their lengths take a quarter of a second to look up

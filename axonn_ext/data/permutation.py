@@ -6,9 +6,12 @@ docs/data.md specifies this function, so that others can compute it: always chan
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 NUM_ROUNDS = 8
 _MASK = 2**64 - 1

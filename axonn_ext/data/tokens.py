@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
 from axonn_ext.data.chunk_ends import Shelf
 from axonn_ext.data.vocabulary import TokenArray
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 
 class Tokens(Protocol):

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
 from axonn_ext.data.source import expand_home
 from axonn_ext.data.units import pieces
@@ -20,7 +19,7 @@ from axonn_ext.data.units import pieces
 VOCABULARY_MULTIPLE = 128
 _BATCH_BYTES = 1 << 19  # bytes of text that the tokenizers library encodes at once
 
-TokenArray = NDArray[np.integer[Any]]
+TokenArray = np.ndarray[Any, np.dtype[np.integer[Any]]]
 BYTES = "bytes"
 
 

@@ -16,9 +16,9 @@ from axonn_ext.spec.files.files import FileError, is_file, is_folder, read_json
 from axonn_ext.spec.files.keys import keys_of
 from axonn_ext.spec.files.tables import Table, read_table
 from axonn_ext.spec.files.token_files import find_token_files
-from axonn_ext.spec.model import ModelConfig, ModelSizes
+from axonn_ext.spec.model import DEFAULT_MODEL, ModelConfig, ModelSizes
 from axonn_ext.spec.optimizer import OptimizerOptions
-from axonn_ext.spec.presets import DEFAULT_MODEL, PRESETS
+from axonn_ext.spec.presets import PRESETS
 
 
 def load_model(name: str, *, sequence_length: int | None = None) -> tuple[str, ModelConfig]:

@@ -36,9 +36,6 @@ def _llama3(
     )  # fmt: skip
 
 
-# `axonn-ext train` trains this model if its file does not describe one. Its tokens are bytes.
-DEFAULT_MODEL = ModelConfig(256, 256, 4, 4, 256)
-
 PRESETS: Mapping[str, ModelConfig] = MappingProxyType(
     {
         # Models of arXiv:2502.08145 and 2305.13525. Layers, hidden sizes and heads are those of

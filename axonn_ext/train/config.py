@@ -11,11 +11,10 @@ from typing import Any
 from axonn_ext.spec.files.keys import key, keys_of
 from axonn_ext.spec.goldfish import Goldfish
 from axonn_ext.spec.grid import GridShape
-from axonn_ext.spec.model import ModelConfig, ModelSizes
+from axonn_ext.spec.model import DEFAULT_MODEL, ModelConfig, ModelSizes
 from axonn_ext.spec.optimizer import OptimizerOptions
 from axonn_ext.spec.parallel import Overlap, ParallelConfig
 from axonn_ext.spec.pipeline_options import PipelineOptions
-from axonn_ext.spec.presets import DEFAULT_MODEL
 from axonn_ext.spec.stages import Stages
 from axonn_ext.terminal.arguments import MOST_THREADS
 

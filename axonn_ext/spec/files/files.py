@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import tomllib
 from collections.abc import Callable
 from importlib.resources.abc import Traversable
 from pathlib import Path
@@ -45,6 +44,8 @@ def read_text(file: Path | Traversable, *, most_bytes: int = MOST_BYTES) -> str:
 
 def read_toml(file: Path | Traversable) -> dict[str, Any]:
     """Returns the tables of a TOML file. Raises FileError."""
+    import tomllib  # which ranks without a TOML file do not load
+
     return _parse(tomllib.loads, read_text(file), "TOML", file)
 
 
