@@ -131,23 +131,15 @@ class Attention(nn.Module):
             num_heads * self.head_dim, hidden_size, role="contract", gather_dim=moved_dim,
             init=out_init or init, bias=bias if out_bias is None else out_bias, name="out",
         )  # fmt: skip
-        self.q_norm: HeadNorm | AllHeadsNorm | None = None
-        self.k_norm: HeadNorm | AllHeadsNorm | None = None
         check_choice("qk_norm", qk_norm, QK_NORMS)
         self._qk_norm = qk_norm
-        if qk_norm:
-            options: dict[str, Any] = {
-                "grid": grid, "eps": norm_eps, "layout": layout, "seed": seed, "dtype": dtype,
-                "device": device,
-            }  # fmt: skip
-            self.q_norm, self.k_norm = (
-                HeadNorm(self.head_dim, plus_one=norm_plus_one, **options)
-                if qk_norm == "head"
-                else AllHeadsNorm(
-                    count * self.head_dim, heads_over_y=heads_over_y, algorithm=algorithm, **options
-                )
-                for count in (num_heads, self.num_kv_heads)
+        self.q_norm, self.k_norm = (
+            _qk_norm(
+                qk_norm, count, self.head_dim, heads_over_y, norm_plus_one, algorithm, grid=grid,
+                eps=norm_eps, layout=layout, seed=seed, dtype=dtype, device=device,
             )
+            for count in (num_heads, self.num_kv_heads)
+        )  # fmt: skip
 
     def forward(
         self,
@@ -236,3 +228,16 @@ class Attention(nn.Module):
             return of_group
         axis = self.qkv.grid.axis("y")
         return own_rows(of_group, axis.rank, axis.size)
+
+
+def _qk_norm(
+    kind: str, num_heads: int, head_dim: int, heads_over_y: bool, plus_one: bool, algorithm: str,
+    **options: Any,
+) -> HeadNorm | AllHeadsNorm | None:  # fmt: skip
+    """Returns the norm of queries or keys. options: of each kind."""
+    if kind == "head":
+        return HeadNorm(head_dim, plus_one=plus_one, **options)
+    if kind == "all":
+        size = num_heads * head_dim
+        return AllHeadsNorm(size, heads_over_y=heads_over_y, algorithm=algorithm, **options)
+    return None

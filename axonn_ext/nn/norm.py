@@ -150,7 +150,7 @@ class LayerNorm(_Norm):
         return F.layer_norm(x, (self.features,), self.weight, self.bias, self.eps)
 
 
-class HeadNorm(_Norm):
+class HeadNorm(RMSNorm):
     """RMSNorm over the D features of each head, x [..., D].
 
     All heads have one weight [D], which every rank holds whole. The module issues no collectives;
@@ -159,32 +159,10 @@ class HeadNorm(_Norm):
 
     split_over = ()
 
-    def __init__(
-        self,
-        features: int,
-        *,
-        grid: Grid,
-        plus_one: bool = False,
-        eps: float = 1e-5,
-        layout: str = "sharded",
-        algorithm: str = "auto",
-        seed: int | None = 0,
-        dtype: torch.dtype = torch.float32,
-        device: torch.device | str = "cpu",
-    ) -> None:
-        self.plus_one = plus_one
-        super().__init__(
-            features, grid=grid, eps=eps, layout=layout, algorithm=algorithm, seed=seed,
-            dtype=dtype, device=device,
-        )  # fmt: skip
-
     def _spec(self, value: float) -> ParameterSpec:
         # In `replicated` all y ranks compute the same.
         summed_over = ("x", "y", "z", "data") if self.layout == "sharded" else ("x", "z", "data")
         return ParameterSpec((self.features,), {}, summed_over, Init.constant(value))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self._normalized(x, centred=False)
 
 
 class AllHeadsNorm(_Norm):

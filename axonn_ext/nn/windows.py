@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention as _scaled_dot_product
 from torch.utils.checkpoint import checkpoint
 
-_ROWS = 512  # the most in a piece
+from axonn_ext.spec.rules import ATTENTION_ROWS
 
 
 def attend(
@@ -33,9 +33,9 @@ def attend(
     c tanh(s / c), computed in fp32 (fp64 for fp64).
 
     Without a mask, the rows after the first window are computed in pieces, against the keys that
-    they can reach. All pieces share a mask of at most 512 rows. Scores with a softcap are in memory
-    for a piece at a time, and are computed again in backward. Source of the softcap: Gemma Team,
-    arXiv:2408.00118, section 2.
+    they can reach. All pieces share a mask of at most ATTENTION_ROWS rows. Scores with a softcap
+    are in memory for a piece at a time, and are computed again in backward. Source of the softcap:
+    Gemma Team, arXiv:2408.00118, section 2.
     """
     length = q.shape[-2]
     if softcap is not None:
@@ -54,9 +54,10 @@ def attend(
     first_q, first_k, first_v = (t[..., :window, :] for t in (q, k, v))
     pieces = [_scaled_dot_product(first_q, first_k, first_v, is_causal=True, scale=scale)]
     # Row r of a later piece can reach `window` keys, from the r-th of those that the piece reaches.
-    count = min(window, _ROWS)
+    count = min(window, ATTENTION_ROWS)
     rows = torch.arange(count, device=q.device)[:, None]
-    # One key more than there are, since GPU kernels copy masks with rows of an odd length.
+    # One key more than there are, so that the stride of rows is a multiple of 8 for usual windows:
+    # for others, PyTorch copies the mask on GPUs (pad_bias of its memory-efficient attention).
     keys = torch.arange(window + count, device=q.device)
     near = (keys >= rows) & (keys < rows + window)
     # In this form the pieces share it; torch would make a copy of a bool mask for each.
@@ -81,7 +82,7 @@ def _attend_capped(
     """Returns `attend` with a softcap; window: S or more means that there is none."""
     length, total = q.shape[-2], k.shape[-2]
     pieces = []
-    rows = min(window, _ROWS)
+    rows = min(window, ATTENTION_ROWS)
     for start in range(0, length, rows):
         end = min(start + rows, length)
         first, last = (max(start - window + 1, 0), end) if mask is None else (0, total)

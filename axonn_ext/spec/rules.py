@@ -10,6 +10,9 @@ from axonn_ext.spec.grid import GridShape
 from axonn_ext.spec.model import ModelConfig
 from axonn_ext.spec.parallel import ParallelConfig
 
+# The most rows of attention with a window, or capped scores, that are computed at a time.
+ATTENTION_ROWS = 512
+
 
 class BrokenRule(NamedTuple):
     """A rule that a model breaks: `value`, the size of `what`, is not divisible by `parts`.

@@ -11,11 +11,10 @@ from axonn_ext.nn.windows import attend
 HEADS, SIZE = 4, 8
 
 
-@pytest.fixture(autouse=True)
-def small_pieces(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
+@pytest.fixture
+def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pieces of 3 rows, so that windows are longer, as long and shorter than a piece."""
-    if "in_memory" not in request.node.name:
-        monkeypatch.setattr(windows, "_ROWS", 3)
+    monkeypatch.setattr(windows, "ATTENTION_ROWS", 3)
 
 
 def inputs(length: int, kv_heads: int) -> list[torch.Tensor]:
@@ -36,6 +35,7 @@ def want(
     return torch.einsum("bhst,bhtd->bhsd", shares, v)
 
 
+@pytest.mark.usefixtures("small_pieces")
 @pytest.mark.parametrize("softcap", [None, 0.7])
 @pytest.mark.parametrize("kv_heads", [1, 4])
 @pytest.mark.parametrize("window", [None, 1, 3, 4, 5, 16, 17])
@@ -57,6 +57,7 @@ def test_a_token_attends_to_the_window_that_ends_with_it(length, window, kv_head
         assert torch.allclose(mine, theirs, rtol=0, atol=1e-12)
 
 
+@pytest.mark.usefixtures("small_pieces")
 @pytest.mark.parametrize("softcap", [None, 0.7])
 def test_a_mask_decides_what_is_seen(softcap) -> None:
     q, k, v = inputs(9, 2)

@@ -81,7 +81,7 @@ class Unit:
         }  # fmt: skip
         if kind in ("norm", "head_norm"):
             size, _ = self.features
-            norm: type[LayerNorm | RMSNorm | HeadNorm]
+            norm: type[LayerNorm | RMSNorm]
             norm = HeadNorm if kind == "head_norm" else RMSNorm
             if is_layer_norm(self.module):
                 norm = LayerNorm

@@ -21,6 +21,7 @@ from axonn_ext.planner.job import Job
 from axonn_ext.planner.step.stage_models import StageShare, share_of
 from axonn_ext.spec.model import ModelConfig
 from axonn_ext.spec.recompute import Recomputation
+from axonn_ext.spec.rules import ATTENTION_ROWS
 
 _FP32, _INT64, _BOOL = 4, 8, 1
 
@@ -269,7 +270,7 @@ def _between_linears(size: ModelSizes, rows: int, x: int, width: int) -> int:
 
 def _mask_elements(window: int) -> int:
     """Returns the elements of the mask that the pieces of a sequence share (nn/windows.py)."""
-    rows = min(window, 512)
+    rows = min(window, ATTENTION_ROWS)
     return rows * (window + rows)
 
 
