@@ -16,7 +16,7 @@ from axonn_ext.terminal.arguments import new_parser, number, whole
 from axonn_ext.terminal.errors import UserError
 from axonn_ext.train.batches import packed_batches
 from axonn_ext.train.config import AUTO, EXAMPLES
-from axonn_ext.train.config_file import Override, load_config
+from axonn_ext.train.config_file import Override, all_keys, load_config
 from axonn_ext.train.corpora import examples_of, text_and_model
 
 USUAL_LENGTH = 1024  # of sequences, in tokens
@@ -54,7 +54,7 @@ metrics.jsonl, config.toml, loss.png, and the folder model, or with --lora the f
 def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
     """Adds the subcommand."""
     parser = new_parser(
-        commands, "finetune", run, keys=True, description=DESCRIPTION, epilog=EPILOG,
+        commands, "finetune", run, keys=all_keys, description=DESCRIPTION, epilog=EPILOG,
         usage="axonn-ext finetune --model FOLDER --data FILE|FOLDER [OPTION ...]",
     )  # fmt: skip
     parser.add_argument(

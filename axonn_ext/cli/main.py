@@ -40,7 +40,7 @@ COMMANDS = {
     "plan": "predict the fastest grid for a model on a machine",
     "machine": "turn nccl-tests logs into a machine file for plan",
     "tokenize": "encode text into token files for training",
-    "train": "train a GPT or Llama on a grid of processes",
+    "train": "train a language model on a grid of processes",
     "finetune": "fine-tune a Hugging Face model, fully or with LoRA",
     "compare": "compare the losses of two runs",
     "generate": "continue prompts with a Hugging Face model",

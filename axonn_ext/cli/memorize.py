@@ -56,7 +56,7 @@ OWN_KEYS = (
 def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
     """Adds the subcommand."""
     parser = new_parser(
-        commands, "memorize", run, keys=True, description=DESCRIPTION, epilog=EPILOG,
+        commands, "memorize", run, keys=train.all_keys, description=DESCRIPTION, epilog=EPILOG,
         usage="axonn-ext memorize [OPTION ...] [--TABLE.KEY VALUE ...]",
     )  # fmt: skip
     add_options(parser)

@@ -24,7 +24,7 @@ from axonn_ext.terminal.errors import TrainingError, UserError
 from axonn_ext.terminal.grids import check_processes
 from axonn_ext.train.claim import claimed
 from axonn_ext.train.config import AUTO, EXAMPLES, Config
-from axonn_ext.train.config_file import Override, load_config, to_toml
+from axonn_ext.train.config_file import Override, all_keys, load_config, to_toml
 from axonn_ext.train.job import check_memory, prepare
 from axonn_ext.train.run_folder import check_folder, default_folder, first_day
 from axonn_ext.train.watchdog.summary import SIGNAL, reason_for_failure, summaries
@@ -50,7 +50,7 @@ Any key of the configuration can be set with --TABLE.KEY VALUE. The keys and the
 def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
     """Adds the subcommand."""
     parser = new_parser(
-        commands, "train", run, keys=True,
+        commands, "train", run, keys=all_keys,
         description=DESCRIPTION, epilog=EPILOG + to_toml(Config()),
         usage="axonn-ext train [--config FILE] [--grid SHAPE] [OPTION ...] [--TABLE.KEY VALUE ...]",
     )  # fmt: skip

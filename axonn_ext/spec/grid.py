@@ -53,7 +53,8 @@ class GridShape:
         for item in text.split(","):
             match = re.fullmatch(r"\s*(\w+)\s*=\s*(-?[0-9]{1,9})\s*", item)
             if not match or match[1] not in names:
-                raise ValueError(f"{expected}; got {item!r} in {text!r}")
+                found = repr(item) if item == text else f"{item!r} in {text!r}"
+                raise ValueError(f"{expected}; got {found}")
             if match[1] in sizes:
                 raise ValueError(f"{expected}; {match[1]} appears twice in {text!r}")
             sizes[match[1]] = int(match[2])

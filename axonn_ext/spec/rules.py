@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import NamedTuple
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 from axonn_ext.spec.grid import GridShape
 from axonn_ext.spec.model import ModelConfig
@@ -68,14 +70,15 @@ def _rules(
     sharded, tokens = parallel.sharded, batch_size * model.sequence_length
     over_y = sharded and not parallel.heads_over_y
     yield _SEQUENCES, batch_size, ("data", "z", "y") if over_y else ("data", "z")
+    groups = "num_heads" if model.kv_heads == model.num_heads else "num_kv_heads"
     shares = shared_heads and not parallel.heads_over_y and model.traits.qk_norm != "all"
     if not shares:
-        yield _KV_HEADS, model.kv_heads, ("x", "y") if parallel.heads_over_y else ("x",)
+        yield groups, model.kv_heads, ("x", "y") if parallel.heads_over_y else ("x",)
     elif not ranks_of_a_kv_head(model.num_heads, model.kv_heads, grid.x):
         if grid.x % model.kv_heads == 0:  # ranks could share these, if the heads were divisible
             yield "num_heads", model.num_heads, ("x",)
         else:
-            yield _KV_HEADS, model.kv_heads, ("x",)
+            yield groups, model.kv_heads, ("x",)
     yield "hidden_size", model.hidden_size, ("y", "z")
     yield "qkv features", model.qkv_size, ("x", "z")
     yield "intermediate_size", model.mlp_size, ("x",)
@@ -95,23 +98,23 @@ def check(
     sizes of the model cannot change, so that no remedy names them.
     """
     rules = broken_rules(config, parallel, grid, batch_size)
-    return [_advice(rule, config.num_heads, pretrained) for rule in rules]
+    return [_advice(rule, config, pretrained) for rule in rules]
 
 
 _SEQUENCES = "sequences of a micro-batch"
-_KV_HEADS = "num_kv_heads"
-_SIZES = (_KV_HEADS, "num_heads", "hidden_size", "intermediate_size")  # not computed from others
+_SIZES = ("num_kv_heads", "num_heads", "hidden_size", "intermediate_size")  # those of the config
 
 
-def _advice(rule: BrokenRule, num_heads: int, pretrained: bool) -> str:
+def _advice(rule: BrokenRule, config: ModelConfig, pretrained: bool) -> str:
     enough = math.ceil(rule.value / rule.parts) * rule.parts
     remedies = [f"{rule}: change the grid"]
     if rule.what == _SEQUENCES:
         remedies.append(f"use {enough} of them")
         if rule.grid.y > 1 and "y" in rule.axes:
             remedies.append("set heads_over_y, or layout 'replicated'")
-    elif rule.what == _KV_HEADS and num_heads % enough:
-        pass  # they must divide the heads
     elif rule.what in _SIZES and not pretrained:
-        remedies.append(f"set it to {enough}")
+        with suppress(ValueError):  # there may be no such model
+            changed: dict[str, Any] = {rule.what: enough}
+            replace(config, **changed)
+            remedies.append(f"set it to {enough}")
     return ", or ".join(remedies)

@@ -16,22 +16,24 @@ MOST_PROCESSES = 1024  # processes on this machine
 
 def new_parser(
     commands: argparse._SubParsersAction[Any], name: str, run: Callable[..., int], *,
-    keys: bool = False, **texts: Any,
+    keys: Callable[[], Sequence[str]] | None = None, **texts: Any,
 ) -> argparse.ArgumentParser:  # fmt: skip
     """Adds a command, and returns its parser.
 
-    run: returns the exit status for the arguments. keys: it also takes arguments that the parser
-    does not know, such as --TABLE.KEY; otherwise they are refused. texts: those of add_parser
+    run: returns the exit status for the arguments. keys: returns each TABLE.KEY for which it also
+    takes arguments --TABLE.KEY, which the parser does not know. texts: those of add_parser.
     """
     parser: argparse.ArgumentParser = commands.add_parser(
         name, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False, **texts
     )
 
     def run_if_known(args: argparse.Namespace, extra: Sequence[str]) -> int:
-        if not keys:
-            refuse_extra(parser, extra)
+        if keys is None:
+            refuse_extra(parser, extra, action=getattr(args, "action", ""))
             return run(args)
-        refuse_extra(parser, [word for word in extra if word[:2] == "--" and "." not in word])
+        unknown = [word for word in extra if word[:2] == "--" and "." not in word.split("=")[0]]
+        if unknown:
+            refuse_extra(parser, unknown, keys=keys())
         return run(args, extra)
 
     parser.set_defaults(run=run_if_known)

@@ -19,16 +19,28 @@ class UserError(Exception):
         self.problems = problems
 
 
-def refuse_extra(parser: ArgumentParser, extra: Sequence[str]) -> None:
-    """Raises UserError if the command line has arguments that the command does not know."""
+def refuse_extra(
+    parser: ArgumentParser, extra: Sequence[str], *, action: str = "", keys: Sequence[str] = ()
+) -> None:
+    """Raises UserError if the command line has arguments that the command does not know.
+
+    action: what the command was to do, if it has actions. keys: each TABLE.KEY that it also knows.
+    """
     if extra:
-        near = nearest_flag(parser, extra[0])
-        raise UserError(f"unknown argument {extra[0]}{near} (see {parser.prog} --help)")
+        near = _nearest_flag(parser, extra[0], keys)
+        command = f"{parser.prog} {action}".rstrip()
+        raise UserError(f"unknown argument {extra[0]}{near} (see {command} --help)")
 
 
-def nearest_flag(parser: ArgumentParser, argument: str) -> str:
-    """Returns a hint at the parser's flag that is most similar; "" if none is."""
-    return hint(argument.partition("=")[0], _flags(parser)) if argument.startswith("--") else ""
+def _nearest_flag(parser: ArgumentParser, argument: str, keys: Sequence[str]) -> str:
+    """Returns a hint at the flag or key that is most similar; "" if none is."""
+    if not argument.startswith("--"):
+        return ""
+    flag, flags = argument.partition("=")[0], _flags(parser)
+    name = flag[2:].replace("-", "_")
+    same = [each for each in flags if each[2:].replace("-", "_") == name]
+    same = same or [f"--{key}" for key in keys if key.partition(".")[2] == name]
+    return f" (did you mean {' or '.join(same)}?)" if same else hint(flag, flags)
 
 
 def _flags(parser: ArgumentParser) -> list[str]:

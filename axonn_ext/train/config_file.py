@@ -133,6 +133,11 @@ def _tables() -> dict[str, Any]:
     return {table.name: table.default_factory for table in fields(Config)}
 
 
+def all_keys() -> list[str]:
+    """Returns TABLE.KEY for each key of a configuration."""
+    return [f"{name}.{key}" for name, table in _tables().items() for key in keys_of(table)]
+
+
 def _find(dotted: str) -> Key | None:
     table, _, name = dotted.partition(".")
     return keys_of(_tables()[table]).get(name) if table in _tables() else None
@@ -140,12 +145,12 @@ def _find(dotted: str) -> Key | None:
 
 def _unknown(dotted: str, source: str) -> str:
     """Returns the message for an unknown key, with the most similar known one."""
-    tables = {name: list(keys_of(table)) for name, table in _tables().items()}
-    every = [f"{table}.{name}" for table, names in tables.items() for name in names]
-    table, _, key = dotted.partition(".")
-    homes = [f"{other}.{key}" for other, names in tables.items() if key in names]
-    known = f"; keys of [{table}]: {', '.join(tables[table])}" if table in tables else ""
-    return f"unknown key {dotted} {source}{hint(dotted, homes or every)}{known}"
+    every = [key.partition(".") for key in all_keys()]
+    table, _, name = dotted.partition(".")
+    same = ["".join(key) for key in every if key[2] == name]
+    names = [key[2] for key in every if key[0] == table]
+    known = f"; keys of [{table}]: {', '.join(names)}" if names else ""
+    return f"unknown key {dotted} {source}{hint(dotted, same or map(''.join, every))}{known}"
 
 
 def _shown(value: Any) -> str:

@@ -81,11 +81,15 @@ def text_problems(config: Config, text: Text) -> list[str]:
 def text_and_model(config: Config, sources: tuple[Source, ...]) -> tuple[Text, ModelConfig]:
     """Returns the sources with their vocabulary, and the model config for it.
 
-    Raises ValueError for incompatible sizes or a vocabulary that does not exist.
+    Raises ValueError, which names the key, for incompatible sizes or a vocabulary that does not
+    exist.
     """
     pretrained = _read_pretrained(config) if config.model.pretrained else None
     size = config.model.vocab_size if pretrained is None else pretrained.vocab_size
-    text = Text(sources, vocabulary_of(sources, config.vocabulary, vocab_size=size))
+    try:
+        text = Text(sources, vocabulary_of(sources, config.vocabulary, vocab_size=size))
+    except ValueError as error:
+        raise ValueError(f"data.vocabulary: {error}") from None
     if pretrained is None:
         return text, config.model_config(_vocab_size(config, text))
     if text.vocabulary.num_tokens > size:

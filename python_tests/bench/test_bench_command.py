@@ -100,7 +100,7 @@ def try_all(specs: list[Spec]) -> list[bool]:
         (["linear", "--grid", "2x1x1", "--shapes", "3,5,4"], ["M must be", "N must be"]),
         (["linear", "--grid", "data=2"], ["data=2 must be 1"]),
         (["ag-gemm", "--grid", "1x2x1"], ["y and z must be 1"]),
-        (["block", "--world", "3"], ["num_kv_heads: 8", "divisible by 3"]),
+        (["block", "--world", "3"], ["num_heads: 8", "divisible by 3"]),
         (["block", "--shapes", "2,8,30,4"], ["hidden_size=30"]),
         (["gemm-rs", "--algorithms", "fast"], ["'fast'", "sequential"]),
         (["gemm-rs", "--rounds", "0"], ["--rounds"]),

@@ -47,7 +47,7 @@ def test_grid_is_not_the_world() -> None:
 def test_dimension_that_an_axis_does_not_divide() -> None:
     assert_refused(
         ["train", "--grid", "x=3", *small(model__sequence_length=30)],
-        "num_kv_heads: 4 must be divisible by 3 (x=3)", "intermediate_size: 128",
+        "num_heads: 4 must be divisible by 3 (x=3)", "intermediate_size: 128",
     )  # fmt: skip
 
 
@@ -95,7 +95,10 @@ def test_unknown_command_and_option() -> None:
         assert_refused([command, "--outt=a"], "unknown argument --outt=a", f"{command} --help")
     assert_refused(["train", "--gird", "x=2"], "unknown argument --gird (did you mean --grid?)")
     assert_refused(["doctor", "--jsno=a"], "unknown argument --jsno=a (did you mean --json?)")
-    assert_refused(["checkpoint", "list", "a", "--jsno"], "--jsno", "checkpoint --help")
+    assert_refused(["checkpoint", "list", "a", "--jsno"], "--jsno", "checkpoint list --help")
+    assert_refused(["train", "--lr=1"], "--lr=1 (did you mean --optim.lr?)")
+    assert_refused(["finetune", "--model", "a", "--data", "b", "--batch_size=1"], "--batch-size?)")
+    assert_refused(["plan", "--hidden_size=1"], "unknown argument --hidden_size=1 (see")
     assert_refused(["train", "--train.lr=1"], "unknown key train.lr", "did you mean optim.lr?")
 
 

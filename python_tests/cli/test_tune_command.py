@@ -90,7 +90,7 @@ def test_the_command_measures_shows_and_keeps(tune: Path, capsys: Capture):
         (["--model", "gpt5"], "--model: expected one of gpt-5b"),
         (["--model", "missing.toml"], "--model: missing.toml: cannot be read: No such file"),
         (["--model", "gpt2-small", "--grid", "2x2"], "--grid 2x2: grid must read like"),
-        (["--model", "gpt2-small", "--grid", "x=5"], "num_kv_heads: 12 must be divisible by 5"),
+        (["--model", "gpt2-small", "--grid", "x=5"], "num_heads: 12 must be divisible by 5"),
         (["--model", "gpt2-small", "--batch", "0"], "--batch: expected a whole number >= 1, got 0"),
         (["--model", "gpt2-small", "--batch", "3", "--grid", "z=2"], "3 must be divisible by 2"),
         (["--model", "gpt2-small", "--threads", "0"], "--threads: expected a whole number >= 1"),

@@ -37,8 +37,9 @@ def first_of(names: Sequence[str], most: int = 3) -> str:
 
 def hint(name: str, known: Iterable[str]) -> str:
     """Returns " (did you mean ...?)" with the known name that is most similar; "" if none is."""
-    nearest = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
-    return f" (did you mean {nearest[0]}?)" if nearest else ""
+    names = {each.lstrip("-"): each for each in known}  # the dashes of flags are not alike
+    nearest = difflib.get_close_matches(name.lstrip("-"), list(names), n=1, cutoff=0.5)
+    return f" (did you mean {names[nearest[0]]}?)" if nearest else ""
 
 
 def unknown(what: str, name: str, known: Iterable[str]) -> InputError:
