@@ -60,7 +60,6 @@ class Transformer(nn.Module, NamedState):
     ) -> None:
         super().__init__()
         self.config, self.grid, self.parallel = config, grid, parallel
-        self.names = config.traits.hugging_face.names
         self.config_json: Mapping[str, Any] = {}
         # The rows of the table and the head in addition to those of the vocabulary.
         rows = padded_vocab_size(config.vocab_size, grid.shape)
@@ -114,7 +113,7 @@ class Transformer(nn.Module, NamedState):
         )  # fmt: skip
         if config.tie_embeddings and self.grid.size("pipe") > 1:
             table.specs["weight"] = dataclasses.replace(table.specs["weight"], on_ends=True)
-        self.add_module(self.names.own_table, table)
+        self.add_module(config.traits.hugging_face.names.own_table, table)
 
     def _rotary_of(self, number: int) -> Rotary | None:
         """Returns the rotation of a block."""
@@ -157,7 +156,7 @@ class Transformer(nn.Module, NamedState):
     @property
     def table(self) -> Embedding:
         """The table of the embedding."""
-        table = getattr(self, self.names.own_table)
+        table = getattr(self, self.config.traits.hugging_face.names.own_table)
         assert isinstance(table, Embedding)
         return table
 
@@ -315,12 +314,13 @@ class Transformer(nn.Module, NamedState):
     @property
     def head_name(self) -> str:
         """The name of lm_head's weight in Hugging Face's model."""
-        return f"{self.names.head}.weight"
+        return f"{self.config.traits.hugging_face.names.head}.weight"
 
     @property
     def table_name(self) -> str:
         """The name of the embedding's table in Hugging Face's model."""
-        return f"{self.names.body}.{self.names.table}.weight"
+        names = self.config.traits.hugging_face.names
+        return f"{names.body}.{names.table}.weight"
 
     def get_parameter_spec(self, name: str) -> ParameterSpec:
         """Returns how the grid treats the named parameter."""

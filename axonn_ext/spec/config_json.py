@@ -7,7 +7,7 @@ from typing import Any
 
 from axonn_ext.spec.family import BLOCK_LINEARS, Family
 from axonn_ext.spec.files.tables import Table
-from axonn_ext.spec.hugging_face import LAYER_TYPES, HuggingFace
+from axonn_ext.spec.hugging_face import LAYER_TYPES, UNROTATED, BlockRule, HuggingFace
 from axonn_ext.spec.rope import ROPE_KEYS, read_rope_scaling
 
 # The fields of ModelConfig, except head_size, for which None means that another size decides.
@@ -26,9 +26,6 @@ def values_of(family: Family, whole: Table) -> dict[str, Any]:
     for key, other in theirs.must_equal.items():
         if table.count(key, table.count(other)) != table.count(other):
             raise table.error(key, f"{other}={table.count(other)}")
-    for key, reason in theirs.must_be_null.items():
-        if table.has(key):
-            raise table.error(key, f"null: {reason}")
     table.one_of(theirs.activation_key, theirs.activations, theirs.activations[0])
     values = {ours: _value(whole, theirs, ours) for ours in theirs.keys}
     values |= _windows(whole, theirs, values["num_layers"])
@@ -39,7 +36,8 @@ def values_of(family: Family, whole: Table) -> dict[str, Any]:
         values["head_size"] = size = _head_size(table, theirs, values)
         size = size or values["hidden_size"] // values["num_heads"]
         values["rotary_size"] = _rotary_size(table, theirs, size)
-        values["no_rope_layers"] = _no_rope_layers(family, table, values["num_layers"])
+        rule = theirs.rotary.unrotated
+        values["no_rope_layers"] = _no_rope_layers(table, rule, values["num_layers"])
     return values
 
 
@@ -54,12 +52,12 @@ def _biases(family: Family, table: Table) -> tuple[str, ...] | None:
 
 def _rotary_size(table: Table, theirs: HuggingFace, head_size: int) -> int | None:
     """Returns the number of rotated features per head, or None if all are."""
-    key = theirs.rotary_key or "partial_rotary_factor"
+    key = theirs.rotary.share or "partial_rotary_factor"
     share = table.positive(key, theirs.defaults.get(key, 1.0))
     for rope in ROPE_KEYS:
         if table.has(rope):
             share = table.table(rope).without_nulls().positive("partial_rotary_factor", share)
-    if theirs.rotary_key is None and share != 1:
+    if theirs.rotary.share is None and share != 1:
         raise table.error(key, "1: positions rotate whole heads")
     if share > 1:
         raise table.error(key, "at most 1")
@@ -67,17 +65,18 @@ def _rotary_size(table: Table, theirs: HuggingFace, head_size: int) -> int | Non
     return None if size == head_size else size
 
 
-def _no_rope_layers(family: Family, table: Table, num_layers: int) -> tuple[int, ...] | None:
+def _no_rope_layers(
+    table: Table, rule: BlockRule | None, num_layers: int
+) -> tuple[int, ...] | None:
     """Returns the blocks without rotation, or None if they are those of the family."""
-    if (key := family.hugging_face.no_rope_key) is None:
+    if rule is None:
         return None
-    every = table.count("no_rope_layer_interval", family.no_rope_interval)
-    flags = table.list(key) or [int((i + 1) % every != 0) for i in range(num_layers)]
+    stated = rule._replace(n=table.count(rule.key, rule.n))
+    flags = table.list(UNROTATED) or [not stated.has(i) for i in range(num_layers)]
     if len(flags) < num_layers or any(flag not in (0, 1) for flag in flags):
-        raise table.error(key, f"a list of {num_layers} numbers, each 0 or 1")
-    usual = [int((i + 1) % family.no_rope_interval != 0) for i in range(num_layers)]
+        raise table.error(UNROTATED, f"a list of {num_layers} numbers, each 0 or 1")
     found = tuple(i for i in range(num_layers) if not flags[i])
-    return None if flags[:num_layers] == usual else found
+    return None if found == tuple(filter(rule.has, range(num_layers))) else found
 
 
 def _head_size(table: Table, theirs: HuggingFace, values: Mapping[str, Any]) -> int | None:
@@ -111,7 +110,7 @@ def _rope(table: Table, theirs: HuggingFace, longest: int) -> dict[str, Any]:
     transformers 5 puts them into the table rope_parameters, which has a table for each kind of
     block in models with two kinds.
     """
-    key, local_key = theirs.theta_key, theirs.local_theta_key
+    key, local_key = theirs.rotary.theta, theirs.rotary.local_theta
     theta = table.positive(key, theirs.defaults.get(key, 10000.0))
     local = table.positive(local_key, theirs.defaults[local_key]) if local_key else None
     for name in ROPE_KEYS:
@@ -130,7 +129,7 @@ def _rope(table: Table, theirs: HuggingFace, longest: int) -> dict[str, Any]:
             local = found if local_key else None
         return {
             "rope_theta": theta,
-            "rope_scaling": read_rope_scaling(inner, table, longest, theirs.rope_types),
+            "rope_scaling": read_rope_scaling(inner, table, longest, theirs.rotary.types),
             "local_rope_theta": local,
         }
     return {"rope_theta": theta, "local_rope_theta": local}

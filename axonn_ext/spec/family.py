@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 FAMILIES = (
     "gpt2", "llama", "mistral", "qwen2", "qwen3", "opt", "phi3", "granite", "smollm3", "stablelm",
     "starcoder2", "gpt_neox", "cohere", "glm4", "seed_oss", "olmo2",
-    "gemma", "gemma2", "gemma3", "olmo3", "cohere2",
+    "gemma", "gemma2", "gemma3", "olmo3", "cohere2", "falcon", "falcon_40b", "falcon_11b",
+    "gpt_neox_20b",
 )  # fmt: skip
 
 BLOCK_LINEARS = ("qkv", "out", "up", "down")
@@ -81,12 +82,12 @@ class Family:
     interleaved        transformers rotates feature 2 i of a head with feature 2 i + 1; otherwise
                        feature i with feature i + half of those that are rotated
     grouped_query      whether num_kv_heads may be less than num_heads
+    multi_query        all heads share one key-value head
     norm               the kind of all norms over the residual stream
     norms              the norms of a block: norm_1 before and after_1 after the attention, norm_2
                        and after_2 before and after the MLP
     parallel           attention and MLP have the same input, the block's; without a norm_2 they
                        share norm_1's result
-    no_rope_interval   n: every n-th block does not rotate, unless the model says otherwise
     rotates_windows    only the blocks with a window rotate
     rotates_locally    blocks with a window rotate by local_rope_theta, without rope_scaling
     default_mlp_size   hidden_size -> the intermediate_size of a model that does not give one
@@ -101,12 +102,12 @@ class Family:
     default_mlp_size: Callable[[int], int]
     hugging_face: HuggingFace
     biases: tuple[str, ...] = ()
+    multi_query: bool = False
     qk_norm: str = ""
     position_offset: int = 0
     norms: tuple[str, ...] = ("norm_1", "norm_2")
     parallel: bool = False
     interleaved: bool = False
-    no_rope_interval: int = 0
     scales_embedding: bool = False
     rotates_windows: bool = False
     rotates_locally: bool = False
@@ -122,10 +123,12 @@ class Family:
 
     def check(self, config: ModelConfig) -> None:
         """Raises ValueError for a config that is impossible in this family."""
-        if not self.grouped_query and config.kv_heads != config.num_heads:
+        usual = 1 if self.multi_query else config.num_heads
+        if not self.grouped_query and config.kv_heads != usual:
+            has = "one" if self.multi_query else f"as many as num_heads={config.num_heads}"
             raise ValueError(
-                f"num_kv_heads={config.num_kv_heads}: family {self.name!r} has as many as "
-                f"num_heads={config.num_heads}; other families have grouped-query attention"
+                f"num_kv_heads={config.num_kv_heads}: family {self.name!r} has {has}; other "
+                "families have grouped-query attention"
             )
         if not self.rotary:
             for name in ("head_size", "rope_scaling"):
@@ -142,12 +145,12 @@ class Family:
 
     def _check_details(self, config: ModelConfig) -> None:
         """Raises ValueError for values that no model of the family has in transformers."""
-        theirs = self.hugging_face
+        theirs, keys = self.hugging_face, self.hugging_face.rotary
         rope = config.rope_scaling
         told = {
-            "rotary_size": theirs.rotary_key, "no_rope_layers": theirs.no_rope_key,
+            "rotary_size": keys.share, "no_rope_layers": keys.unrotated,
             "window": theirs.window_key, "window_layers": theirs.full_layers,
-            "local_rope_theta": theirs.local_theta_key, "head_size": theirs.has_head_dim,
+            "local_rope_theta": keys.local_theta, "head_size": theirs.has_head_dim,
         } | {name: name in theirs.keys for name in _SCALES}  # fmt: skip
         for name, is_told in told.items():
             if not is_told and getattr(config, name) != _SCALES.get(name):
@@ -155,7 +158,7 @@ class Family:
                     f"{name}={getattr(config, name)}: models of family {self.name!r} have no other "
                     f"than {_SCALES.get(name)}"
                 )
-        if rope is not None and rope.rope_type not in theirs.rope_types.values():
+        if rope is not None and rope.rope_type not in keys.types.values():
             raise ValueError(f"rope_scaling: family {self.name!r} has no {rope.rope_type}")
         if self.rotates_windows and config.window is None:
             raise ValueError(

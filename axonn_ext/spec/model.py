@@ -37,8 +37,9 @@ class ModelSizes:
     sequence_length: int = field(metadata=about("tokens per sequence", int, minimum=1))
     family: str = key("gpt2", f"architecture: {', '.join(FAMILIES)}", choices=FAMILIES)
     num_kv_heads: int | None = key(
-        None, "number of key-value heads (grouped-query attention); 0: num_heads", minimum=1
-    )
+        None, "number of key-value heads (grouped-query attention); 0: num_heads, or 1 in falcon",
+        minimum=1,
+    )  # fmt: skip
     intermediate_size: int | None = key(
         None, "features inside the MLP; 0: the family's default", minimum=1
     )
@@ -117,7 +118,9 @@ class ModelConfig(ModelSizes):
 
     @property
     def kv_heads(self) -> int:
-        return self.num_heads if self.num_kv_heads is None else self.num_kv_heads
+        if self.num_kv_heads is None:
+            return 1 if self.traits.multi_query else self.num_heads
+        return self.num_kv_heads
 
     @property
     def head_dim(self) -> int:
@@ -132,10 +135,9 @@ class ModelConfig(ModelSizes):
         """Returns whether a block rotates queries and keys."""
         if self.traits.rotates_windows:
             return self.window_of(block) is not None
-        if self.no_rope_layers is not None:
-            return self.traits.rotary and block not in self.no_rope_layers
-        interval = self.traits.no_rope_interval
-        return self.traits.rotary and not (interval and (block + 1) % interval == 0)
+        layers, rule = self.no_rope_layers, self.traits.hugging_face.rotary.unrotated
+        unrotated = block in layers if layers is not None else rule and rule.has(block)
+        return self.traits.rotary and not unrotated
 
     @property
     def score_scale(self) -> float:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from axonn_ext.spec.config_json import values_of
-from axonn_ext.spec.family import (
-    FAMILIES,
-    find_family,
-)
+from axonn_ext.spec.family import FAMILIES, find_family
 from axonn_ext.spec.files.errors import InputError, unknown
 from axonn_ext.spec.files.files import FileError, is_file, is_folder, read_json
 from axonn_ext.spec.files.keys import keys_of
@@ -19,6 +17,8 @@ from axonn_ext.spec.files.token_files import find_token_files
 from axonn_ext.spec.model import DEFAULT_MODEL, ModelConfig, ModelSizes
 from axonn_ext.spec.optimizer import OptimizerOptions
 from axonn_ext.spec.presets import PRESETS
+
+SPECIAL_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
 
 
 def load_model(name: str, *, sequence_length: int | None = None) -> tuple[str, ModelConfig]:
@@ -123,23 +123,41 @@ def _model(table: Table, **values: Any) -> ModelConfig:
 def read_config(path: Path) -> ModelConfig:
     """Reads a Hugging Face config.json. Raises InputError, also for models different from ours."""
     try:
-        whole = Table(read_json(path), "", str(path))
+        content = text_model(read_json(path))
     except FileError as error:
         if not isinstance(error.__context__, FileNotFoundError):
             raise
         missing = f"{path.parent}: expected a folder with {path.name}{_remedy(path.parent)}"
         raise InputError(missing) from None
+    whole = Table(content, "", str(path))
     kind = whole.without_nulls().text("model_type")
     known = [find_family(name) for name in FAMILIES]
-    for family in known:
-        if family.hugging_face.model_type == kind:
-            values = values_of(family, whole)
-            return _model(whole.without_nulls(), family=family.name, **values)
-    names = ", ".join(family.hugging_face.model_type for family in known)
+    if found := [family for family in known if family.hugging_face.describes(content)]:
+        family = found[-1]
+        return _model(whole.without_nulls(), family=family.name, **values_of(family, whole))
+    names = ", ".join(dict.fromkeys(family.hugging_face.model_type for family in known))
     raise InputError(
         f"{path}: model_type {kind!r} is not supported; supported: {names} "
         "(the families of axonn_ext.models)"
     )
+
+
+def text_model(content: Any) -> Any:
+    """Returns the part of a config.json that describes the text model: all of it, in most models.
+
+    The ids of special tokens are those of the whole.
+    """
+    if not isinstance(content, Mapping):
+        return content
+    for name in FAMILIES:
+        theirs = find_family(name).hugging_face
+        if theirs.multimodal and content.get("model_type") == theirs.multimodal.model_type:
+            text = content.get("text_config")
+            if not isinstance(text, Mapping):
+                return content
+            ids = {key: content[key] for key in SPECIAL_IDS if key in content}
+            return {**text, **ids, "model_type": theirs.model_type}
+    return content
 
 
 def _remedy(folder: Path) -> str:

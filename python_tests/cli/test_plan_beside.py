@@ -179,8 +179,11 @@ def test_a_hugging_face_folder_of_every_family(name: str, tmp_path: Path) -> Non
         "vocab_size": 1024, "hidden_size": 256, "num_layers": 2, "num_heads": 4,
         "num_kv_heads": 4, "intermediate_size": 512, "sequence_length": 128,
     }  # fmt: skip
-    config = {theirs.keys[ours]: size for ours, size in sizes.items() if ours in theirs.keys}
-    (tmp_path / "config.json").write_text(json.dumps({"model_type": theirs.model_type, **config}))
+    config: dict[str, object] = {
+        theirs.keys[ours]: size for ours, size in sizes.items() if ours in theirs.keys
+    }
+    config |= {"model_type": theirs.model_type, **theirs.when}
+    (tmp_path / "config.json").write_text(json.dumps(config))
     content = planned(tmp_path, "--model", str(tmp_path), "--gpus", "8", "--seq", "64")
     assert content["model"]["family"] == name
     assert (content["model"]["hidden_size"], content["model"]["num_layers"]) == (256, 2)

@@ -289,6 +289,32 @@ def test_a_head_that_differs_from_the_table_it_is_tied_to_is_refused(tmp_path, a
         from_pretrained(folder, axonn_ext.Grid())
 
 
+@pytest.mark.parametrize(("body", "outside"), [
+    ("language_model.model.", ""), ("model.language_model.", "model."),
+])  # fmt: skip
+def test_the_text_model_of_a_model_that_reads_images(body, outside, tmp_path, alone) -> None:
+    config = dataclasses.replace(CONFIGS["gemma3"], tie_embeddings=True)
+    write_folder(folder := tmp_path / "model", config)
+    described = json.loads((folder / "config.json").read_text())
+    sizes = {name: described[name] for name in described if name != "tie_word_embeddings"}
+    whole = {"model_type": "gemma3", "text_config": sizes, "eos_token_id": [1, 6], "vision": 3}
+    want = from_pretrained(folder, axonn_ext.Grid())
+    (folder / "config.json").write_text(json.dumps(whole))
+    state = load_file(folder / "model.safetensors")
+    state = {f"{body}{name.removeprefix('model.')}": state[name] for name in state}
+    state[f"{outside}vision_tower.conv.bias"] = torch.ones(9)
+    save_file(state, folder / "model.safetensors")
+    with pytest.warns(UserWarning, match="only the text model is loaded"):
+        model = from_pretrained(folder, axonn_ext.Grid())
+    save_pretrained(model, tmp_path / "out", like=folder)
+    again = from_pretrained(tmp_path / "out", axonn_ext.Grid())
+    for name, tensor in full_state_dict(want).items():
+        assert all(torch.equal(full_state_dict(m)[name], tensor) for m in (model, again))
+    written = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert (written["model_type"], written["eos_token_id"]) == ("gemma3_text", [1, 6])
+    assert not {"text_config", "vision"} & written.keys()
+
+
 def test_what_another_config_says_of_dtype_and_waves_is_not_kept(tmp_path, alone) -> None:
     write_folder(folder := tmp_path / "model", CONFIGS["llama-scaled"])
     config = json.loads((folder / "config.json").read_text())

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch import Tensor
 
 from axonn_ext import (
@@ -28,16 +32,20 @@ pytestmark = pytest.mark.slow
 COMMON: dict[str, Any] = {"vocab_size": 256, "tie_word_embeddings": False}
 LLAMA: dict[str, Any] = COMMON | {
     "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 8, "num_key_value_heads": 4,
-    "intermediate_size": 96, "max_position_embeddings": 32, "initializer_range": 0.1,
+    "intermediate_size": 96, "max_position_embeddings": 48, "initializer_range": 0.1,
 }  # fmt: skip
 GPT2 = {
-    "vocab_size": 256, "n_embd": 64, "n_layer": 2, "n_head": 8, "n_positions": 32,
+    "vocab_size": 256, "n_embd": 64, "n_layer": 2, "n_head": 8, "n_positions": 48,
     "initializer_range": 0.1,
 }  # fmt: skip
 OPT = COMMON | {
     "hidden_size": 64, "word_embed_proj_dim": 64, "num_hidden_layers": 2, "ffn_dim": 96,
-    "num_attention_heads": 8, "max_position_embeddings": 32, "init_std": 0.1, "dropout": 0.0,
+    "num_attention_heads": 8, "max_position_embeddings": 48, "init_std": 0.1, "dropout": 0.0,
     "tie_word_embeddings": True,
+}  # fmt: skip
+FALCON = {
+    "vocab_size": 256, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 8,
+    "max_position_embeddings": 48, "initializer_range": 0.1,
 }  # fmt: skip
 LLAMA_3_ROPE = {
     "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
@@ -82,6 +90,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "stablelm": ("stablelm", LLAMA | {"use_qkv_bias": True, "partial_rotary_factor": 0.5}),
     "starcoder2": ("starcoder2", LLAMA | {"tie_word_embeddings": True}),
     "gpt_neox": ("gpt_neox", LLAMA | {"rotary_pct": 0.5}),
+    "gpt_neox_20b": ("gpt_neox", LLAMA | {"rotary_pct": 0.5, "hidden_act": "gelu_fast"}),
     "cohere": (
         "cohere", LLAMA | {"tie_word_embeddings": True, "logit_scale": 0.25} | NO_PADDING,
     ),
@@ -107,6 +116,13 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         "sliding_attention": {"rope_type": "default", "rope_theta": 5e5},
     }, "layer_types": KINDS} | NO_PADDING),
     "cohere2": ("cohere2", LLAMA | {"sliding_window": 6, "layer_types": KINDS} | NO_PADDING),
+    "falcon": ("falcon", FALCON),
+    "falcon-biases": ("falcon", FALCON | {"bias": True}),
+    "falcon_40b": ("falcon", FALCON | {"new_decoder_architecture": True, "num_kv_heads": 4}),
+    "falcon_11b": ("falcon", FALCON | {
+        "new_decoder_architecture": True, "num_kv_heads": 4, "num_ln_in_parallel_attn": 1,
+        "tie_word_embeddings": False,
+    }),
     "seed_oss": ("seed_oss", LLAMA | {
         "head_dim": 16, "attention_out_bias": True, "attention_dropout": 0.0,
         "residual_dropout": 0.0,
@@ -137,17 +153,36 @@ def batch() -> tuple[Tensor, Tensor]:
 def largest_error(found: dict[str, Tensor], want: dict[str, Tensor]) -> float:
     """The largest relative error. The gradient of the keys' bias may be 0 except for rounding."""
     scale = {name: want[name.replace("k_proj.bias", "q_proj.bias")] for name in want}
-    return max(((found[n] - want[n]).norm() / scale[n].norm()).item() for n in want)
+    errors = [(found[n] - want[n]).norm() / scale[n].norm() for n in want]
+    return torch.stack(errors).max().item()  # NaN if one of them is
 
 
-def shares_normalised_heads(folder: Path, shape: GridShape) -> bool:
-    """Whether ranks would share a key-value head of keys that are normalised together."""
+def cases(folder: Path, world_size: int, *, both: bool) -> list[tuple[GridShape, str]]:
+    """Grids with both layouts, or with layouts in turn.
+
+    Ranks must not share a key-value head of keys that are normalised together.
+    """
     model = read_config(folder / "config.json")
-    return model.traits.qk_norm == "all" and shape.x > model.kv_heads
+    layouts = ("sharded", "replicated")
+    shapes = [
+        shape
+        for shape in GRIDS[world_size]
+        if model.traits.qk_norm != "all" or shape.x <= model.kv_heads
+    ]
+    if both:
+        return list(itertools.product(shapes, layouts))
+    return list(zip(shapes, itertools.cycle(layouts), strict=False))
 
 
-def compared(folder: Path, shape: GridShape, layout: str, want: dict[str, Tensor]) -> float:
-    """The largest relative error of logits, loss and gradients on this rank."""
+def compared(folder: Path, world_size: int, want: dict[str, Tensor]) -> dict[str, float]:
+    """The largest relative error of logits, loss and gradients on this rank in every case."""
+    return {
+        f"{shape.short()} {layout}": error_on(folder, shape, layout, want)
+        for shape, layout in cases(folder, world_size, both=world_size < 8)
+    }
+
+
+def error_on(folder: Path, shape: GridShape, layout: str, want: dict[str, Tensor]) -> float:
     grid = grid_of(shape)
     rotary = read_config(folder / "config.json").traits.rotary
     model = from_pretrained(
@@ -166,77 +201,133 @@ def compared(folder: Path, shape: GridShape, layout: str, want: dict[str, Tensor
     return largest_error(found, want)
 
 
-@pytest.mark.parametrize("world_size", GRIDS)
-@pytest.mark.parametrize("name", MODELS)
-def test_every_grid_computes_what_transformers_does(name, world_size, pool, tmp_path) -> None:
+def model_of(name: str, **others: Any) -> Any:
+    """The model in transformers."""
     import transformers  # `make test-slow` installs it
 
-    torch.manual_seed(1)
     kind, values = MODELS[name]
-    config = transformers.AutoConfig.for_model(kind, **values)
-    theirs = transformers.AutoModelForCausalLM.from_config(config).eval()
-    for parameter in theirs.parameters():  # including biases and norms
-        parameter.data += 0.02 * torch.randn_like(parameter)
-    theirs.save_pretrained(tmp_path / "theirs", max_shard_size="50KB")
-    ids, labels = batch()
-    logits = theirs(ids).logits
-    loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten())
-    loss.backward()
-    head = read_config(tmp_path / "theirs" / "config.json").traits.hugging_face.names.head
-    want = {n.replace("lm_head", head): p.grad for n, p in theirs.named_parameters()}
-    want |= {"logits": logits.detach(), "loss": loss.detach()}
-    for number, shape in enumerate(GRIDS[world_size]):
-        if shares_normalised_heads(tmp_path / "theirs", shape):
-            continue
-        layout = ("sharded", "replicated")[number % 2]
-        errors = pool(world_size).run(compared, tmp_path / "theirs", shape, layout, want)
+    config = transformers.AutoConfig.for_model(kind, **(values | others))
+    return transformers.AutoModelForCausalLM.from_config(config).eval()
+
+
+@pytest.fixture(scope="module")
+def computed(tmp_path_factory) -> Callable[[str], tuple[Path, dict[str, Tensor]]]:
+    """`computed(name)`: the folder of a model, and its logits, loss and gradients."""
+
+    @functools.cache
+    def make(name: str) -> tuple[Path, dict[str, Tensor]]:
+        torch.manual_seed(1)
+        theirs = model_of(name)
+        for parameter in theirs.parameters():  # including biases and norms
+            parameter.data += 0.02 * torch.randn_like(parameter)
+        theirs.save_pretrained(folder := tmp_path_factory.mktemp(name), max_shard_size="50KB")
+        ids, labels = batch()
+        logits = theirs(ids).logits
+        loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten())
+        loss.backward()
+        head = read_config(folder / "config.json").traits.hugging_face.names.head
+        want = {n.replace("lm_head", head): p.grad for n, p in theirs.named_parameters()}
+        return folder, want | {"logits": logits.detach(), "loss": loss.detach()}
+
+    return make
+
+
+@pytest.mark.parametrize("world_size", GRIDS)
+@pytest.mark.parametrize("name", MODELS)
+def test_every_grid_computes_what_transformers_does(name, world_size, pool, computed) -> None:
+    folder, want = computed(name)
+    for errors in pool(world_size).run(compared, folder, world_size, want):
         # Both compute in fp32, with sums in different orders. 96 terms of a sum lose a few units of
         # 6e-8 each, and gradients pass through the layers twice.
-        assert max(errors) < 2e-5, (shape, layout)
+        assert all(error < 2e-5 for error in errors.values()), errors
 
 
 PROMPTS = [[7, 3, 99, 41, 5], [200], [8, 8, 120, 31, 77, 6, 250, 19]]
-NEW = 12
+NEW = 32
 
 
-def continued(folder: Path, world_size: int) -> list[list[list[int]]]:
-    """The continuations of the prompts on every grid."""
-    found = []
-    config = read_config(folder / "config.json")
-    for number, shape in enumerate(GRIDS[world_size]):
-        if shares_normalised_heads(folder, shape):
-            continue
-        parallel = ParallelConfig(layout=("sharded", "replicated")[number % 2])
-        length = 32 if config.traits.rotary else None
+@pytest.fixture(scope="module")
+def continued(tmp_path_factory) -> Callable[[str], tuple[Path, list[list[int]]]]:
+    """`continued(name)`: the folder of a model, and its continuations of the prompts."""
+
+    @functools.cache
+    def make(name: str) -> tuple[Path, list[list[int]]]:
+        torch.manual_seed(3)
+        # Larger values than above, so that continuations depend on more than the last token.
+        key = "init_std" if name == "opt" else "initializer_range"
+        ends = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
+        theirs = model_of(name, **{key: 0.3}, **ends)
+        theirs.save_pretrained(folder := tmp_path_factory.mktemp(name))
+        want = []
+        for prompt in PROMPTS:
+            tokens = torch.tensor([prompt])
+            mask = torch.ones_like(tokens)
+            whole = theirs.generate(
+                tokens, attention_mask=mask, do_sample=False, max_new_tokens=NEW, pad_token_id=0
+            )
+            want.append(whole[0, len(prompt) :].tolist())
+        return folder, want
+
+    return make
+
+
+def generated(folder: Path, world_size: int) -> dict[str, list[list[int]]]:
+    """The continuations of the prompts on every grid; of eight ranks on two of them.
+
+    In both layouts a model in layout "replicated", which shares the parameters, generates.
+    """
+    length = 40 if read_config(folder / "config.json").traits.rotary else None
+    found = {}
+    for shape, layout in cases(folder, world_size, both=False)[:: 4 if world_size == 8 else 1]:
+        parallel = ParallelConfig(layout=layout)
         model = from_pretrained(folder, grid_of(shape), parallel, sequence_length=length)
-        found.append(generate(model, PROMPTS, max_new_tokens=NEW, sampling=Sampling()))
+        tokens = generate(model, PROMPTS, max_new_tokens=NEW, sampling=Sampling())
+        found[f"{shape.short()} {layout}"] = tokens
     return found
 
 
 @pytest.mark.parametrize("world_size", GRIDS)
 @pytest.mark.parametrize("name", MODELS)
-def test_every_grid_generates_what_transformers_does(name, world_size, pool, tmp_path) -> None:
+def test_every_grid_generates_what_transformers_does(name, world_size, pool, continued) -> None:
+    folder, want = continued(name)
+    assert len(set(map(tuple, want))) == len(want)
+    for found in pool(world_size).run(generated, folder, world_size):
+        assert all(tokens == want for tokens in found.values()), found
+
+
+def of_images(folder: Path, out: Path, layout: str) -> Tensor:
+    """The logits of the text model of a folder, which is also saved."""
+    grid = grid_of(GridShape(x=2))
+    model = from_pretrained(folder, grid, ParallelConfig(layout=layout))
+    save_pretrained(model, out)
+    with torch.no_grad():
+        return grid.unshard(model(batch()[0]), {1: ("x",)})
+
+
+@pytest.mark.parametrize(("body", "layout"), [("", "sharded"), ("model.", "replicated")])
+def test_the_text_model_of_gemma_3_with_images(body, layout, pool, tmp_path) -> None:
+    """Of files as transformers writes them, and with the names that it has in memory."""
     import transformers
 
-    torch.manual_seed(3)
-    kind, values = MODELS[name]
-    # Larger values than above, so that continuations depend on more than the last token.
-    key = "init_std" if kind == "opt" else "initializer_range"
-    ends = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
-    config = transformers.AutoConfig.for_model(kind, **(values | {key: 0.3} | ends))
-    theirs = transformers.AutoModelForCausalLM.from_config(config).eval()
+    text = LLAMA | GEMMA | {"tie_word_embeddings": True}
+    vision = {
+        "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1,
+        "num_attention_heads": 2, "image_size": 28, "patch_size": 14,
+    }  # fmt: skip
+    torch.manual_seed(5)
+    config = transformers.Gemma3Config(text_config=text, vision_config=vision)
+    theirs = transformers.Gemma3ForConditionalGeneration(config).eval()
     theirs.save_pretrained(tmp_path / "theirs")
-    want = []
-    for prompt in PROMPTS:
-        tokens = torch.tensor([prompt])
-        mask = torch.ones_like(tokens)
-        whole = theirs.generate(
-            tokens, attention_mask=mask, do_sample=False, max_new_tokens=NEW, pad_token_id=0
-        )
-        want.append(whole[0, len(prompt) :].tolist())
-    assert len(set(map(tuple, want))) == len(want)
-    for found in pool(world_size).run(continued, tmp_path / "theirs", world_size):
-        assert all(tokens == want for tokens in found)
+    if body:
+        state = {n: t.clone() for n, t in theirs.state_dict().items() if n != "lm_head.weight"}
+        save_file(state, tmp_path / "theirs" / "model.safetensors")
+    with torch.no_grad():
+        want = theirs(batch()[0]).logits
+    for found in pool(2).run(of_images, tmp_path / "theirs", tmp_path / "ours", layout):
+        assert largest_error({"": found.view_as(want)}, {"": want}) < 2e-5
+    ours = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "ours").eval()
+    assert ours.config.model_type == "gemma3_text"
+    assert torch.equal(ours(batch()[0]).logits, want)
 
 
 def written(folder: Path, out: Path) -> bool:
@@ -253,10 +344,7 @@ def test_transformers_loads_what_is_saved(name, pool, tmp_path) -> None:
     import transformers
 
     torch.manual_seed(2)
-    kind, values = MODELS[name]
-    values = values | {"bos_token_id": 3, "eos_token_id": 5}
-    config = transformers.AutoConfig.for_model(kind, **values)
-    theirs = transformers.AutoModelForCausalLM.from_config(config).eval()
+    theirs = model_of(name, bos_token_id=3, eos_token_id=5)
     theirs.save_pretrained(tmp_path / "theirs")
     assert all(pool(4).run(written, tmp_path / "theirs", tmp_path / "ours"))
     ours = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "ours").eval()

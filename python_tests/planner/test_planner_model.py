@@ -96,6 +96,7 @@ def test_neighbours_along_an_axis_are_as_far_apart_as_ranks_are_laid_out() -> No
         ({"hidden_size": 2.5}, "hidden_size must be a whole number >= 1, got 2.5"),
         ({"family": "bert"}, "family must be one of gpt2, llama.*, got 'bert'"),
         ({"num_kv_heads": 2}, "family 'gpt2' has as many as num_heads=4"),
+        ({"num_kv_heads": 2, "family": "falcon"}, "family 'falcon' has one; other families"),
         ({"num_kv_heads": 0}, "num_kv_heads must be a whole number >= 1, got 0"),
     ],
 )

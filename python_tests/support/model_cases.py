@@ -23,6 +23,7 @@ LLAMA = dataclasses.replace(
 DETAILS: dict[str, dict[str, Any]] = {
     "stablelm": {"biases": ("qkv",), "rotary_size": 2},
     "gpt_neox": {"rotary_size": 2, "tie_embeddings": False},
+    "gpt_neox_20b": {"rotary_size": 2, "tie_embeddings": False},
     "glm4": {"rotary_size": 2},
     "granite": {
         "attention_scale": 0.3, "embedding_scale": 3.0, "residual_scale": 0.5, "logits_scale": 0.25,
@@ -59,8 +60,10 @@ CONFIGS = {
     "gpt2-odd": dataclasses.replace(GPT2, vocab_size=67),
     "llama-odd": dataclasses.replace(LLAMA, vocab_size=131),
 }
-# Families whose layers are those of others, except for names of weights.
-ALIKE = ("phi3", "seed_oss", "starcoder2", "gemma", "olmo3")
+# Families whose layers are those of others, except for names of weights and the form of GELU.
+ALIKE = (
+    "phi3", "seed_oss", "starcoder2", "gemma", "olmo3", "falcon_40b", "falcon_11b", "gpt_neox_20b",
+)  # fmt: skip
 SAMPLE = ("gpt2", "llama", "qwen3-wide", "gpt2-odd", "llama-odd")
 BATCH, LENGTH, MAX_NORM = 8, 8, 0.05
 

@@ -31,7 +31,7 @@ from axonn_ext.ranks.grid import Grid
 from axonn_ext.spec.files.errors import InputError
 from axonn_ext.spec.files.files import read_json
 from axonn_ext.spec.model import ModelConfig
-from axonn_ext.spec.model_files import read_config
+from axonn_ext.spec.model_files import read_config, text_model
 from axonn_ext.spec.parallel import ParallelConfig
 from axonn_ext.spec.stages import Stages
 
@@ -85,10 +85,12 @@ def from_pretrained(
         grid, [folder / CONFIG, *files.paths], what="from_pretrained", dtype=dtype,
         sequence_length=sequence_length, parallel=parallel,
     )  # fmt: skip
-    model.config_json = read_json(folder / CONFIG)
+    model.config_json = text_model(read_json(folder / CONFIG))
     if files.ignored and grid.rank == 0:
         text = f"{folder}: {WHOLE} is read, as transformers does; {files.ignored} is ignored"
         warnings.warn(text, stacklevel=2)
+    if grid.rank == 0 and any(_is_of_images(name, model.config) for name in files.names):
+        warnings.warn(f"{folder}: only the text model is loaded", stacklevel=2)
     refuse_unknown(files, names_of_stages(grid.axis("pipe"), names))
     replicas.spread()
     return model
@@ -124,8 +126,8 @@ def _load(
     """
     files = PretrainedFiles(folder)
     check_size(files, config)
-    derived = {name for name in files.names if _DERIVED.search(name)}
-    stored_dtype = files.dtype(files.names - derived)
+    unused = {n for n in files.names if _DERIVED.search(n) or _is_of_images(n, config)}
+    stored_dtype = files.dtype(files.names - unused)
     if stored_dtype == torch.float16 and device.type == "cpu":
         stored_dtype = torch.float32  # CPUs multiply fp16 several times more slowly
     model = build(
@@ -149,22 +151,33 @@ def _load(
             block.p.parameter[block.p.own_rows() :].zero_()  # padding
             if f"model.{block.p.name}" in replicas.own:
                 block.fill(files, names)
-    return model, replicas, files, {*expected, *derived}
+    return model, replicas, files, {*expected, *unused}
+
+
+def _is_of_images(name: str, config: ModelConfig) -> bool:
+    """Returns whether a tensor belongs to the part of a model that reads images."""
+    whole = config.traits.hugging_face.multimodal
+    return whole is not None and name.removeprefix("model.").startswith(whole.others)
 
 
 class _Names:
-    """The names of the tensors in the files, which may have only the body.
+    """The names of the tensors in the files, which may have only the body, or more than the model.
 
     has_tied_head: whether the files also have the head, though the model ties it to its table.
     """
 
     def __init__(self, files: PretrainedFiles, model: Transformer) -> None:
-        self._body = f"{model.names.body.partition('.')[0]}."
-        self._bare = not any(name.startswith(self._body) for name in files.names)
+        theirs = model.config.traits.hugging_face
+        self._body = f"{theirs.names.body.partition('.')[0]}."
+        bodies = (*(theirs.multimodal.bodies if theirs.multimodal else ()), self._body, "")
+        # What names in the files begin with instead.
+        self._found = next(b for b in bodies if any(name.startswith(b) for name in files.names))
         self.has_tied_head = model.config.tie_embeddings and model.head_name in files.names
 
     def of(self, name: str) -> str:
-        return name.removeprefix(self._body) if self._bare else name
+        if not name.startswith(self._body):
+            return name
+        return self._found + name.removeprefix(self._body)
 
 
 class _Block(NamedTuple):

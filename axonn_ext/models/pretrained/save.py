@@ -26,7 +26,7 @@ from axonn_ext.ranks.rank_values import dtype_named, of_all_ranks, of_first_rank
 from axonn_ext.spec.files.errors import InputError
 from axonn_ext.spec.files.files import read_json
 from axonn_ext.spec.model import ModelConfig
-from axonn_ext.spec.model_files import read_config
+from axonn_ext.spec.model_files import read_config, text_model
 
 SHARD_BYTES = 5_000_000_000  # bytes per file, as in transformers
 # Further keys of another config.json that would contradict ours.
@@ -252,7 +252,7 @@ class _Writer:
 def _describe(model: Transformer, like: Path | None) -> dict[str, Any]:
     """Returns the new config.json, which keeps the keys of the model's or `like`'s that ours does
     not decide."""
-    kept = model.config_json if like is None else read_json(like / CONFIG)
+    kept = model.config_json if like is None else text_model(read_json(like / CONFIG))
     if not isinstance(kept, Mapping):
         raise InputError(f"{like}/{CONFIG}: expected a table")
     theirs = model.config.traits.hugging_face

@@ -19,13 +19,13 @@ from axonn_ext.data.tokenizer_files import (
 )
 from axonn_ext.data.vocabulary import BYTES
 from axonn_ext.spec.files.files import is_file, is_folder, read_json
+from axonn_ext.spec.model_files import SPECIAL_IDS
 
 # The files next to tokenizer.json, all of them small, and a folder of more templates.
 _BESIDE = (
     TOKENIZER_CONFIG, "tokenizer.model", "special_tokens_map.json", "added_tokens.json",
     "vocab.json", "merges.txt", CHAT_TEMPLATE, MORE_TEMPLATES,
 )  # fmt: skip
-_SPECIAL_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
 
 
 def copy_tokenizer(folder: Path, *, like: Path | None, tokenizer: str | Path | None) -> None:
@@ -56,7 +56,7 @@ def special_ids(
     """
     found: dict[str, Any] = {}
     if like is None:
-        found = {key: None for key in _SPECIAL_IDS if key not in described}
+        found = {key: None for key in SPECIAL_IDS if key not in described}
     ends = stop_ids(like) if like is not None else described.get("eos_token_id")
     if ends in (None, []):
         end = TokenizerFiles.of(folder).special.get("eos_token")

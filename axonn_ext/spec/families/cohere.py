@@ -33,6 +33,5 @@ FAMILY = replace(
         },
         bias_keys={"attention_bias": ("qkv", "out")},
         must_be_false={"use_qk_norm": "family 'cohere' has no norms of queries and keys"},
-        must_be_null={},
     ),
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from axonn_ext.spec.families.cohere import FAMILY as COHERE
-from axonn_ext.spec.hugging_face import FullLayers
+from axonn_ext.spec.hugging_face import BlockRule
 
 # Cohere Team, arXiv:2504.00698; defaults of transformers' Cohere2Config.
 FAMILY = replace(
@@ -23,6 +23,6 @@ FAMILY = replace(
         },
         must_be_false={},
         window_key="sliding_window",
-        full_layers=FullLayers("every", 4, "sliding_window_pattern"),
+        full_layers=BlockRule("every", 4, "sliding_window_pattern"),
     ),
 )

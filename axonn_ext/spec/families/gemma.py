@@ -26,7 +26,6 @@ FAMILY = replace(
         # "gelu" is what early files say for its tanh form.
         activations=("gelu_pytorch_tanh", "gelu"),
         bias_keys={"attention_bias": ("qkv", "out")},
-        must_be_null={},
         head_size=256,
     ),
 )

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from axonn_ext.spec.families.gemma import FAMILY as GEMMA
-from axonn_ext.spec.hugging_face import FullLayers
+from axonn_ext.spec.hugging_face import BlockRule
 
 # Gemma Team, arXiv:2408.00118; defaults of transformers' Gemma2Config.
 _NAMES = GEMMA.hugging_face.names
@@ -48,6 +48,6 @@ FAMILY = replace(
         activations=("gelu_pytorch_tanh",),
         must_be_false={"use_bidirectional_attention": "a token attends only to earlier ones"},
         window_key="sliding_window",
-        full_layers=FullLayers("every", 2, "sliding_window_pattern"),
+        full_layers=BlockRule("every", 2, "sliding_window_pattern"),
     ),
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from axonn_ext.spec.families.llama import FAMILY as LLAMA
+from axonn_ext.spec.hugging_face import RotaryKeys
 
 # GLM-4-0414; defaults of transformers' Glm4Config.
 _NAMES = LLAMA.hugging_face.names
@@ -34,8 +35,7 @@ FAMILY = replace(
             "partial_rotary_factor": 0.5,
         },
         bias_keys={"attention_bias": ("qkv",)},
-        rotary_key="partial_rotary_factor",
-        must_be_null={},
+        rotary=RotaryKeys(share="partial_rotary_factor"),
         head_size=128,
     ),
 )

@@ -1,11 +1,11 @@
-"""Properties of the GPT-NeoX family, including Pythia: attention and MLP side by side."""
+"""Properties of the GPT-NeoX family, as in Pythia: attention and MLP side by side."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
 from axonn_ext.spec.families.gpt2 import FAMILY as GPT2
-from axonn_ext.spec.hugging_face import HuggingFace, StateNames
+from axonn_ext.spec.hugging_face import HuggingFace, RotaryKeys, StateNames
 
 # Black et al., arXiv:2204.06745; defaults of transformers' GPTNeoXConfig.
 FAMILY = replace(
@@ -54,11 +54,10 @@ FAMILY = replace(
         activation_key="hidden_act",
         activations=("gelu",),
         bias_keys={"attention_bias": ("qkv", "out")},
-        theta_key="rotary_emb_base",
         has_head_dim=False,
-        rotary_key="rotary_pct",
+        rotary=RotaryKeys(theta="rotary_emb_base", share="rotary_pct"),
         must_be_true={
-            "use_parallel_residual": "family 'gpt_neox' has the MLP beside the attention"
+            "use_parallel_residual": "family 'gpt_neox' has the MLP in parallel with the attention"
         },
     ),
 )

@@ -29,6 +29,5 @@ FAMILY = replace(
             "residual_multiplier": 1.0,
             "logits_scaling": 1.0,
         },
-        must_be_null={},
     ),
 )

@@ -61,6 +61,5 @@ FAMILY = Family(
         activation_key="hidden_act",
         activations=("silu", "swish"),
         bias_keys={"attention_bias": ("qkv", "out"), "mlp_bias": ("up", "down")},
-        must_be_null={"sliding_window": "attention is over whole sequences"},
     ),
 )

@@ -25,7 +25,6 @@ FAMILY = replace(
         defaults=dict(LLAMA.hugging_face.defaults)
         | {"num_key_value_heads": 8, "sliding_window": 4096},
         bias_keys={},
-        must_be_null={},
         window_key="sliding_window",
     ),
 )

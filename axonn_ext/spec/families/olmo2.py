@@ -27,6 +27,5 @@ FAMILY = replace(
         ),
         defaults={**LLAMA.hugging_face.defaults, "rms_norm_eps": 1e-5},
         bias_keys={"attention_bias": ("qkv", "out")},
-        must_be_null={},
     ),
 )

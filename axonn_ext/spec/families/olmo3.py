@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from axonn_ext.spec.families.olmo2 import FAMILY as OLMO2
-from axonn_ext.spec.hugging_face import FullLayers
+from axonn_ext.spec.hugging_face import BlockRule, RotaryKeys
 
 # Ai2 2025; defaults of transformers' Olmo3Config.
 FAMILY = replace(
@@ -22,7 +22,7 @@ FAMILY = replace(
             "rope_theta": 500000.0,
         },
         window_key="sliding_window",
-        full_layers=FullLayers("every", 4, "sliding_window_pattern"),
-        nests_rope=True,
+        full_layers=BlockRule("every", 4, "sliding_window_pattern"),
+        rotary=RotaryKeys(nested=True),
     ),
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from axonn_ext.spec.families.llama import FAMILY as LLAMA
+from axonn_ext.spec.hugging_face import RotaryKeys
 
 # Abdin et al., arXiv:2404.14219 and 2412.08905; defaults of transformers' Phi3Config.
 FAMILY = replace(
@@ -26,9 +27,10 @@ FAMILY = replace(
             "sliding_window": None,
         },
         bias_keys={},
-        rotary_key="partial_rotary_factor",
-        rope_types={"longrope": "longrope", "su": "longrope", "yarn": "longrope"},
-        must_be_null={},
+        rotary=RotaryKeys(
+            share="partial_rotary_factor",
+            types={"longrope": "longrope", "su": "longrope", "yarn": "longrope"},
+        ),
         window_key="sliding_window",
     ),
 )

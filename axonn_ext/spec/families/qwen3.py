@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from axonn_ext.spec.families.llama import FAMILY as LLAMA
-from axonn_ext.spec.hugging_face import FullLayers
+from axonn_ext.spec.hugging_face import BlockRule
 
 # Yang et al., arXiv:2505.09388; defaults of transformers' Qwen3Config.
 FAMILY = replace(
@@ -19,10 +19,9 @@ FAMILY = replace(
         defaults=dict(LLAMA.hugging_face.defaults)
         | {"num_key_value_heads": 32, "sliding_window": 4096},
         bias_keys={"attention_bias": ("qkv", "out")},
-        must_be_null={},
         window_key="sliding_window",
         window_flag="use_sliding_window",
-        full_layers=FullLayers("first", 28, "max_window_layers"),
+        full_layers=BlockRule("first", 28, "max_window_layers"),
         head_size=128,
     ),
 )

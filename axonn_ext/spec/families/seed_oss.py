@@ -21,7 +21,6 @@ FAMILY = replace(
             "attention_out_bias": ("out",),
             "mlp_bias": ("up", "down"),
         },
-        must_be_null={},
         head_size=128,
     ),
 )

@@ -5,17 +5,17 @@ from __future__ import annotations
 from dataclasses import replace
 
 from axonn_ext.spec.families.llama import FAMILY as LLAMA
+from axonn_ext.spec.hugging_face import BlockRule, RotaryKeys
 
 # Hugging Face 2025; defaults of transformers' SmolLM3Config.
 FAMILY = replace(
     LLAMA,
     name="smollm3",
-    no_rope_interval=4,
     hugging_face=replace(
         LLAMA.hugging_face,
         model_type="smollm3",
         architecture="SmolLM3ForCausalLM",
-        no_rope_key="no_rope_layers",
+        rotary=RotaryKeys(unrotated=BlockRule("every", 4, "no_rope_layer_interval")),
         defaults={
             **LLAMA.hugging_face.defaults,
             "num_key_value_heads": 4,
@@ -23,6 +23,5 @@ FAMILY = replace(
             "rope_theta": 2000000.0,
         },
         must_be_false={"use_sliding_window": "attention is over whole sequences"},
-        must_be_null={},
     ),
 )

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from axonn_ext.spec.families.llama import FAMILY as LLAMA
 from axonn_ext.spec.family import LAYER_NORM
+from axonn_ext.spec.hugging_face import RotaryKeys
 
 # Bellagente et al., arXiv:2402.17834; defaults of transformers' StableLmConfig.
 FAMILY = replace(
@@ -25,11 +26,10 @@ FAMILY = replace(
         },
         bias_keys={"use_qkv_bias": ("qkv",)},
         has_head_dim=False,
-        rotary_key="partial_rotary_factor",
+        rotary=RotaryKeys(share="partial_rotary_factor"),
         must_be_false={
             "qk_layernorm": "family 'stablelm' has no norms of queries and keys",
             "use_parallel_residual": "family 'stablelm' has the MLP after the attention",
         },
-        must_be_null={},
     ),
 )

@@ -34,7 +34,6 @@ FAMILY = replace(
         },
         activations=("gelu_pytorch_tanh", "gelu_new", "gelu_fast"),
         bias_keys={"use_bias": BLOCK_LINEARS},
-        must_be_null={},
         window_key="sliding_window",
     ),
 )
