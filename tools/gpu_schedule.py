@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import math
 import shutil
+import signal
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,6 +26,19 @@ OK, FAILED, CUT = "ok", "failed", "time was up"
 NOT_RUN, NO_TIME = "not run", "no time left"
 
 Json = dict[str, Any]
+
+
+@contextlib.contextmanager
+def _sigterm_later() -> Iterator[None]:
+    """Handles a SIGTERM after the block, so that no process starts without being recorded."""
+    came: list[int] = []
+    handler = signal.signal(signal.SIGTERM, lambda number, _: came.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, handler)
+    if came:
+        signal.raise_signal(signal.SIGTERM)
 
 
 @dataclass(frozen=True)
@@ -83,8 +99,9 @@ class Check:
         try:
             for stage in row:
                 began_at = stage.rows.stat().st_size if stage.rows.exists() else 0
-                if run := self._start(stage):
-                    running.append((stage, run, began_at))
+                with _sigterm_later():
+                    if run := self._start(stage):
+                        running.append((stage, run, began_at))
             while running:
                 time.sleep(0.02)
                 for each in [each for each in running if each[1].has_ended()]:
