@@ -98,8 +98,8 @@ def build(system: str, case: Case, gradients: Sequence[Tensor]) -> System:
         bucket_elements=case.bucket_elements, folder=case.folder,
     )  # fmt: skip
     state = num_bytes(
-        t for p in optimizer.pieces for t in (p.master, p.exp_avg, p.exp_avg_sq)
-        if t is not p.parameter
+        t for p in optimizer.pieces for t in (p.master, *p.state.values())
+        if t is not p.parameter and t.dim()
     )  # fmt: skip
     there = num_bytes(parameters) + num_bytes(gradients)
     return System(

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -26,12 +27,18 @@ from axonn_ext.checkpoint.layout import Layout, grid_of
 from axonn_ext.checkpoint.runs import Offsets, blocks_of_run
 from axonn_ext.checkpoint.shards import Shard
 from axonn_ext.nn.sharded import ShardedParameter, declaration_of, sharded_parameters
-from axonn_ext.optim import AdamW, Piece
+from axonn_ext.optim import AdamW
+from axonn_ext.optim.pieces import MasterPiece
 
 Optimizer = AdamW | torch.optim.Optimizer
 T = TypeVar("T")
 StoredAs = tuple[tuple[int, ...], torch.dtype]  # shape and dtype of a whole tensor
-_OPTIONS = {"lr", "betas", "eps", "weight_decay"}  # of our AdamW; torch's have more
+# Of our AdamW and Muon; torch's have more.
+_OPTIONS = (
+    {"lr", "betas", "eps", "weight_decay"},
+    {"lr", "momentum", "nesterov", "adjust_lr", "weight_decay"},
+)
+_STEP = "step"  # a number; all other tensors of our optimizers are split like the parameter
 
 
 @dataclass(frozen=True)
@@ -76,7 +83,9 @@ class PlacedParameter:
             }
         return Shard(layout, blocks, dtype)
 
-    def shard_of_pieces(self, optimizer: AdamW, tensor_of: Callable[[Piece], Tensor]) -> Shard:
+    def shard_of_pieces(
+        self, optimizer: AdamW, tensor_of: Callable[[MasterPiece], Tensor]
+    ) -> Shard:
         """Returns this rank's shard of a tensor that is split like the parameter and its pieces."""
         blocks: dict[Offsets, Tensor] = {}
         dtype = torch.promote_types(self.parameter.dtype, torch.float32)
@@ -99,8 +108,8 @@ class PlacedParameter:
         if runs and runs[0][-1]:
             *_, at, part = runs[0]
             layout = replace(layout, where={**layout.where, "data": (at // part,)})
-        dtype = pieces[0].step.dtype if pieces else torch.float32
-        return Shard(layout, {(): pieces[0].step} if pieces else {}, dtype)
+        step = pieces[0].state[_STEP] if pieces else torch.zeros(())
+        return Shard(layout, {(): step} if pieces else {}, step.dtype)
 
 
 def placed_parameters(model: nn.Module) -> Iterator[PlacedParameter]:
@@ -200,17 +209,23 @@ def optimizer_shards(model: nn.Module, optimizer: Optimizer) -> dict[str, Shard]
 
 
 def _adamw_shards(model: nn.Module, optimizer: AdamW) -> dict[str, Shard]:
-    """Returns the state of our AdamW, without copying it."""
+    """Returns the state of our AdamW or Muon, without copying it."""
     shards = {}
     for p in placed_parameters(model):
-        if optimizer.pieces_of(p.parameter) is not None and p.parameter.numel():
-            name = f"optimizer.{p.name}"
-            shards[f"{name}.step"] = p.step_of_pieces(optimizer)
-            shards[f"{name}.exp_avg"] = p.shard_of_pieces(optimizer, lambda piece: piece.exp_avg)
-            shards[f"{name}.exp_avg_sq"] = p.shard_of_pieces(
-                optimizer, lambda piece: piece.exp_avg_sq
+        if optimizer.pieces_of(p.parameter) is None or not p.parameter.numel():
+            continue
+        for key in optimizer.state_names(p.parameter):
+            of_key = partial(_state_of, key)
+            shards[f"optimizer.{p.name}.{key}"] = (
+                p.step_of_pieces(optimizer)
+                if key == _STEP
+                else p.shard_of_pieces(optimizer, of_key)
             )
     return shards
+
+
+def _state_of(key: str, piece: MasterPiece) -> Tensor:
+    return piece.state[key]
 
 
 def optimizer_targets(
@@ -259,7 +274,7 @@ def misfits(
             if not _is_alike(own[key], group[key]):
                 yield f"option {key} is {group[key]!r}, here {own[key]!r}"
     if isinstance(optimizer, AdamW):
-        ours = all(set(group) == _OPTIONS for group in saved)
+        ours = all(set(group) in _OPTIONS for group in saved)
         begun = {name.rpartition(".")[0] for name in stored}
         for name in _adamw_shards(model, optimizer):
             if name not in stored and (ours or name.rpartition(".")[0] in begun):
@@ -315,7 +330,7 @@ def _complete(model: nn.Module, optimizer: AdamW, loaded: Mapping[str, Shard]) -
     for p in placed_parameters(model):
         pieces = optimizer.pieces_of(p.parameter) or ()
         for piece in pieces[1:]:
-            piece.step.copy_(pieces[0].step)
+            piece.state[_STEP].copy_(pieces[0].state[_STEP])
 
 
 def _set_options(

@@ -322,6 +322,13 @@ class Transformer(nn.Module, NamedState):
         names = self.config.traits.hugging_face.names
         return f"{names.body}.{names.table}.weight"
 
+    def hidden_matrices(self) -> list[nn.Parameter]:
+        """Returns the weights of the blocks' Linears on this rank, which `optim.Muon` can update.
+
+        They are all matrices but the tables of tokens and positions, and the head.
+        """
+        return [m.weight for m in self.blocks.modules() if isinstance(m, Linear)]
+
     def get_parameter_spec(self, name: str) -> ParameterSpec:
         """Returns how the grid treats the named parameter."""
         owner, _, own = name.rpartition(".")

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from axonn_ext.nn.sharded import sharded_parameters
 from axonn_ext.optim.bucketed import BucketedUpdate
 from axonn_ext.optim.crossing import Crossing, NoCrossing, StreamCrossing
-from axonn_ext.optim.pieces import Options, Piece, update
+from axonn_ext.optim.pieces import STATE_NAMES, MasterPiece, Options, Piece, update
 from axonn_ext.optim.places import Place
 from axonn_ext.optim.zero import GradientShards
 from axonn_ext.spec.optimizer import BUCKET_ELEMENTS, OptimizerOptions
@@ -40,6 +40,8 @@ class AdamW:
 
     bucket_elements: the number of elements of one bucket, over all ranks' parts.
 
+    excluded: parameters that something else updates.
+
     Masters that are copies (lower precision, zero, offload) are made here, and overwrite values
     that the model gets later.
 
@@ -64,12 +66,14 @@ class AdamW:
         offload: str = "none",
         bucket_elements: int = BUCKET_ELEMENTS,
         folder: str | Path | None = None,
+        excluded: Iterable[nn.Parameter] = (),
     ) -> None:
         chosen = OptimizerOptions(zero, offload, bucket_elements)
         module = parameters if isinstance(parameters, nn.Module) else None
         if isinstance(parameters, nn.Module):
             parameters = parameters.parameters()
-        self._parameters = [p for p in parameters if p.requires_grad]
+        others = {id(p) for p in excluded}
+        self._parameters = [p for p in parameters if p.requires_grad and id(p) not in others]
         self._options: dict[bool, Options] = {}
         for decays, decay in ((True, weight_decay), (False, 0.0)):
             if any((p.dim() >= 2) == decays for p in self._parameters):
@@ -81,7 +85,7 @@ class AdamW:
             raise ValueError(f"AdamW: folder must be one that exists, got {path}")
         self._whole: list[Piece] = []
         self._bucketed: list[BucketedUpdate] = []
-        self._shards = _shards(module, chosen)
+        self._shards = _shards(module, self._parameters, chosen)
         if self._shards is None and offload == "none":
             self._whole = [_whole(p) for p in self._parameters]
         else:
@@ -92,7 +96,7 @@ class AdamW:
                 self.close()
                 raise
         self._pieces_of: dict[int, list[Piece]] = {id(p): [] for p in self._parameters}
-        for piece in self.pieces:
+        for piece in self._own_pieces():
             self._pieces_of[id(piece.parameter)].append(piece)
         self._runs_of: dict[int, list[tuple[int, int, int, int]]] = {}
         for bucket in (updated.bucket for each in self._bucketed for updated in each.buckets):
@@ -102,11 +106,14 @@ class AdamW:
                 runs.append((run.start, run.stop, run.at, part))
 
     @property
-    def pieces(self) -> list[Piece]:
+    def pieces(self) -> Sequence[MasterPiece]:
         """The pieces that this rank updates, in the order of parameters or of buckets."""
+        return self._own_pieces()
+
+    def _own_pieces(self) -> list[Piece]:
         return [*self._whole, *(p for bucketed in self._bucketed for p in bucketed.pieces)]
 
-    def pieces_of(self, parameter: nn.Parameter) -> Sequence[Piece] | None:
+    def pieces_of(self, parameter: nn.Parameter) -> Sequence[MasterPiece] | None:
         """Returns the pieces of a parameter that this rank updates; None: no rank updates it."""
         return self._pieces_of.get(id(parameter))
 
@@ -122,6 +129,10 @@ class AdamW:
     def options(self) -> list[Options]:
         """lr, betas, eps and weight_decay: of matrices, and of all others; may be changed."""
         return list(self._options.values())
+
+    def state_names(self, parameter: nn.Parameter) -> tuple[str, ...]:
+        """Returns the names of the tensors that are kept for a parameter, as in `Piece.state`."""
+        return STATE_NAMES
 
     def step(self, lr: float | None = None, *, gradient_factor: float = 1.0) -> None:
         """Applies the gradients; `lr` replaces the learning rate from this step on.
@@ -243,7 +254,9 @@ def _alike(parameters: Iterable[nn.Parameter]) -> list[list[nn.Parameter]]:
     return list(groups.values())
 
 
-def _shards(module: nn.Module | None, options: OptimizerOptions) -> GradientShards | None:
+def _shards(
+    module: nn.Module | None, updated: Iterable[nn.Parameter], options: OptimizerOptions
+) -> GradientShards | None:
     if not options.zero:
         return None
     if module is None:
@@ -251,7 +264,8 @@ def _shards(module: nn.Module | None, options: OptimizerOptions) -> GradientShar
             f"AdamW: zero={options.zero} needs a module, which says how a grid splits its "
             "parameters, got only parameters"
         )
-    parameters = [p for p in sharded_parameters(module) if p.parameter.requires_grad]
+    own = {id(parameter) for parameter in updated}
+    parameters = [p for p in sharded_parameters(module) if id(p.parameter) in own]
     if all(p.grid.size("data") == 1 for p in parameters):
         return None
     if options.zero > 1 and parameters[0].grid.size("pipe") > 1:

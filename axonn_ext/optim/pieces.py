@@ -10,20 +10,35 @@ import torch
 from torch import Tensor, nn
 from torch.optim.adamw import adamw
 
+STATE_NAMES = ("step", "exp_avg", "exp_avg_sq")  # of AdamW
+
 
 @dataclass(eq=False)
-class Piece:
+class MasterPiece:
     """A run of a parameter's elements, in row-major order, that this rank updates.
 
     master       the updated tensor: the parameter itself, or an fp32 copy of these elements
-    exp_avg, exp_avg_sq  the moments, shaped like the master
-    step         the number of updates, in fp32
     """
 
     parameter: nn.Parameter
     start: int
     stop: int
     master: Tensor
+
+    @property
+    def state(self) -> dict[str, Tensor]:
+        """The tensors that the optimizer keeps, by name."""
+        raise NotImplementedError
+
+
+@dataclass(eq=False)
+class Piece(MasterPiece):
+    """A piece that AdamW updates.
+
+    exp_avg, exp_avg_sq  the moments, shaped like the master
+    step         the number of updates, in fp32
+    """
+
     exp_avg: Tensor
     exp_avg_sq: Tensor
     step: Tensor
@@ -31,7 +46,8 @@ class Piece:
     @property
     def state(self) -> dict[str, Tensor]:
         """The tensors that AdamW keeps, by name."""
-        return {"step": self.step, "exp_avg": self.exp_avg, "exp_avg_sq": self.exp_avg_sq}
+        tensors = (self.step, self.exp_avg, self.exp_avg_sq)
+        return dict(zip(STATE_NAMES, tensors, strict=True))
 
     @property
     def decays(self) -> bool:

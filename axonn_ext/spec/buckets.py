@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 # A parameter is only cut at multiples of this many elements. The vectors of torch's AdamW for CPUs
@@ -51,6 +51,34 @@ def cuts_of(
             start = stop
     if cuts:
         yield tuple(cuts), _rounded_up(at, ALIGNMENT * num_parts)
+
+
+def whole_cuts(sizes: Sequence[int], *, num_parts: int) -> Iterator[tuple[tuple[Cut, ...], int]]:
+    """Yields buckets with at most one whole parameter in each part; see `cuts_of`.
+
+    Parameters of one size fill buckets of their own; those that are left share buckets, the largest
+    first.
+    """
+    alike: dict[int, list[int]] = {}
+    left: list[int] = []
+    for number, numel in enumerate(sizes):
+        group = alike.setdefault(numel, [])
+        group.append(number)
+        if len(group) == num_parts:
+            yield _one_each(group, sizes, num_parts)
+            group.clear()
+    for numel in sorted(alike, reverse=True):
+        left += alike[numel]
+    for first in range(0, len(left), num_parts):
+        yield _one_each(left[first : first + num_parts], sizes, num_parts)
+
+
+def _one_each(
+    numbers: Sequence[int], sizes: Sequence[int], num_parts: int
+) -> tuple[tuple[Cut, ...], int]:
+    part = aligned(max(sizes[number] for number in numbers))
+    cuts = (Cut(number, 0, sizes[number], i * part) for i, number in enumerate(numbers))
+    return tuple(cuts), part * num_parts
 
 
 class BucketSizes(NamedTuple):

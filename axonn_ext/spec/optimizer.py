@@ -1,4 +1,4 @@
-"""Where AdamW's state is, and which ranks share it: options, and the resulting bytes."""
+"""The optimizer, where its state is, and which ranks share it: options, and the resulting bytes."""
 
 from __future__ import annotations
 
@@ -8,6 +8,10 @@ from axonn_ext.spec.files.keys import check, key
 
 ZERO_STAGES = (0, 1, 2)  # data ranks divide nothing; AdamW's state; gradients, too
 OFFLOADS = ("none", "cpu", "disk")  # where AdamW's state is, if not on the device
+ADAMW, MUON = OPTIMIZERS = ("adamw", "muon")
+NEWTON_SCHULZ_STEPS = 5  # iterations with which Muon orthogonalises a matrix
+# How Muon adapts the learning rate to the shape of a matrix; as in torch.optim.Muon.
+ADJUSTMENTS = ("match_rms_adamw", "original")
 # The number of elements that move between device and host at a time, or that ZeRO exchanges.
 BUCKET_ELEMENTS = 16 << 20
 _FP32 = 4  # bytes
@@ -15,8 +19,9 @@ _FP32 = 4  # bytes
 
 @dataclass(frozen=True)
 class OptimizerOptions:
-    """Where AdamW's masters and moments are; axonn_ext.optim.AdamW explains each option.
+    """The optimizer, and where its masters and moments are.
 
+    axonn_ext.optim.AdamW explains each option, and axonn_ext.optim.Muon the optimizer "muon".
     Raises ValueError, which names the option, for an illegal value.
     """
 
@@ -31,9 +36,23 @@ class OptimizerOptions:
     bucket_elements: int = key(
         BUCKET_ELEMENTS, "elements that ZeRO exchanges, or offload updates, at a time", minimum=1
     )
+    name: str = key(
+        ADAMW, "optimizer: adamw, or muon for the matrices of blocks and adamw for the rest",
+        choices=OPTIMIZERS,
+    )  # fmt: skip
 
     def __post_init__(self) -> None:
         check(self)
+        if self.is_muon and self.offload != "none":
+            raise ValueError(
+                f"offload must be none with optimizer muon, got {self.offload!r}: its matrices "
+                "are multiplied on the device"
+            )
+
+    @property
+    def is_muon(self) -> bool:
+        """Whether Muon updates the matrices of blocks."""
+        return self.name == MUON
 
     def num_parts(self, data: int) -> int:
         """Returns the number of data ranks that share masters and moments."""
@@ -43,7 +62,8 @@ class OptimizerOptions:
         """Returns the bytes per element of a parameter's masters and moments, over all data ranks.
 
         width: the bytes per element of the parameter. An fp32 parameter is its own master, unless
-        ranks have parts of it, or the host has it.
+        ranks have parts of it, or the host has it. With Muon, it is that of a matrix in a block.
         """
         apart = width < _FP32 or self.num_parts(data) > 1 or self.offload != "none"
-        return max(width, _FP32) * (3 if apart else 2)
+        moments = 1 if self.is_muon else 2
+        return max(width, _FP32) * (moments + apart)

@@ -12,7 +12,7 @@ from axonn_ext.spec.files.keys import key, keys_of
 from axonn_ext.spec.goldfish import Goldfish
 from axonn_ext.spec.grid import GridShape
 from axonn_ext.spec.model import DEFAULT_MODEL, ModelConfig, ModelSizes
-from axonn_ext.spec.optimizer import OptimizerOptions
+from axonn_ext.spec.optimizer import ADJUSTMENTS, OptimizerOptions
 from axonn_ext.spec.parallel import Overlap, ParallelConfig
 from axonn_ext.spec.pipeline_options import PipelineOptions
 from axonn_ext.spec.stages import Stages
@@ -106,7 +106,7 @@ class GoldfishTable(Goldfish):
 
 @dataclass(frozen=True)
 class OptimTable(OptimizerOptions):
-    """AdamW; warm-up, then cosine."""
+    """The optimizer; warm-up, then cosine."""
 
     lr: float = key(1e-3, "peak learning rate", above=0)
     final_lr_fraction: float = key(
@@ -117,6 +117,14 @@ class OptimTable(OptimizerOptions):
     beta1: float = key(0.9, "decay rate of the first moment", minimum=0, maximum=0.9999)
     beta2: float = key(0.95, "decay rate of the second moment", minimum=0, maximum=0.999999)
     eps: float = key(1e-8, "epsilon added to the root of the second moment", above=0)
+    momentum: float = key(
+        0.95, "decay rate of Muon's momentum (Nesterov)", minimum=0, maximum=0.9999
+    )
+    adjust_lr: str = key(
+        "match_rms_adamw", "scale of Muon's lr: match_rms_adamw (updates as large as AdamW's), or "
+        "original (sqrt(rows / columns), at least 1)",
+        choices=ADJUSTMENTS,
+    )  # fmt: skip
     clip_norm: float = key(
         1.0, "largest global norm of gradients, which are clipped to it; 0: no clipping", minimum=0
     )

@@ -111,9 +111,13 @@ def _process_problems(job: Job, world_size: int) -> list[str]:
     if config.model.implementation == "plain":
         for key, is_set in (("data.order examples", config.data.order == EXAMPLES),
                             ("lora.rank", config.lora.rank > 0),
+                            ("optim.name muon", config.optim.is_muon),
                             ("optim.zero", config.optim.zero > 0)):  # fmt: skip
             if is_set:
                 return [f"model.implementation plain does not support {key}; use axonn"]
+    if config.lora.rank and config.optim.is_muon:
+        return ["optim.name: expected adamw with lora.rank, whose adapters have no matrices of "
+                "blocks, got muon"]  # fmt: skip
     if config.lora.rank and shape.pipe > 1:
         return [f"lora.rank: expected 0 on pipeline stages (pipe={shape.pipe}), got an adapter"]
     if config.optim.zero > 1 and shape.pipe > 1:

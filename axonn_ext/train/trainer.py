@@ -17,6 +17,7 @@ from torch import nn
 import axonn_ext
 from axonn_ext.checkpoint import CheckpointError
 from axonn_ext.data import Batch, Batches, Evaluation
+from axonn_ext.models.transformer import Transformer
 from axonn_ext.optim import AdamW, LossScaler, WarmupCosine
 from axonn_ext.ranks.grid import Grid
 from axonn_ext.terminal.errors import TrainingError
@@ -260,8 +261,19 @@ class Trainer:
 
 def make_optimizer(module: nn.Module, optim: OptimTable) -> AdamW:
     """Returns the configured optimizer."""
+    betas = (optim.beta1, optim.beta2)
+    if optim.is_muon:
+        from axonn_ext.optim.muon import Muon  # imported here, as most runs use AdamW
+
+        assert isinstance(module, Transformer)
+        return Muon(
+            module, matrices=module.hidden_matrices(), lr=optim.lr, momentum=optim.momentum,
+            adjust_lr=optim.adjust_lr, betas=betas, eps=optim.eps,
+            weight_decay=optim.weight_decay, zero=optim.zero,
+            bucket_elements=optim.bucket_elements, algorithm=module.parallel.algorithm,
+        )  # fmt: skip
     return AdamW(
-        module, lr=optim.lr, betas=(optim.beta1, optim.beta2), eps=optim.eps,
+        module, lr=optim.lr, betas=betas, eps=optim.eps,
         weight_decay=optim.weight_decay, zero=optim.zero, offload=optim.offload,
         bucket_elements=optim.bucket_elements, folder=optim.offload_folder or None,
     )  # fmt: skip

@@ -14,6 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from axonn_ext import Grid, clip_grad_norm_, models, sync_gradients, trace_communication
 from axonn_ext.optim import AdamW
+from axonn_ext.optim.muon import Muon
 from axonn_ext.optim.zero import buckets_of
 from axonn_ext.overlap import Orchestrator
 from axonn_ext.planner import Job, Options
@@ -24,7 +25,7 @@ from axonn_ext.planner.step.volumes import bytes_by_axis
 from axonn_ext.spec.buckets import aligned, bucket_sizes
 from axonn_ext.spec.grid import GridShape
 from axonn_ext.spec.model import ModelConfig
-from axonn_ext.spec.optimizer import OptimizerOptions
+from axonn_ext.spec.optimizer import MUON, OptimizerOptions
 from axonn_ext.spec.parallel import Overlap
 from fake_ranks import fake_ranks
 from grids import grid_of
@@ -80,8 +81,13 @@ def random_job(
             return job
 
 
-def adamw_of(job: Job, model: torch.nn.Module) -> AdamW:
+def adamw_of(job: Job, model: models.Transformer) -> AdamW:
     chosen = job.options.optimizer
+    if chosen.is_muon:
+        return Muon(
+            model, matrices=model.hidden_matrices(), lr=1e-3, zero=chosen.zero,
+            bucket_elements=chosen.bucket_elements,
+        )  # fmt: skip
     return AdamW(
         model, lr=1e-3, zero=chosen.zero, offload=chosen.offload,
         bucket_elements=chosen.bucket_elements,
@@ -106,8 +112,8 @@ def traced_bytes(job: Job, grid: Grid, *, fake: bool) -> dict[str, int]:
     return {axis: sent for axis, sent in trace.bytes_by_axis().items() if sent}
 
 
-def check(job: Job) -> None:
-    with fake_ranks(job.grid.size - 1, job.grid.size):
+def check(job: Job, rank: int = -1) -> None:
+    with fake_ranks(rank % job.grid.size, job.grid.size):
         traced = traced_bytes(job, Grid(**job.grid.as_dict()), fake=True)
     assert bytes_by_axis(make_program(job)) == traced, job
 
@@ -136,6 +142,24 @@ def test_random_models_with_each_option(chosen: dict[str, Any]) -> None:
     rng = random.Random(str(chosen))
     for layout in ("sharded", "replicated"):
         check(random_job(rng, layout, **chosen))
+
+
+@pytest.mark.parametrize("zero", [0, 1, 2])
+@pytest.mark.parametrize("seed", range(2))
+def test_random_models_with_muon(zero: int, seed: int) -> None:
+    """The first rank of data orthogonalises the most matrices."""
+    rng = random.Random(f"muon {zero} {seed}")
+    for layout in ("sharded", "replicated"):
+        check(random_job(rng, layout, optimizer=OptimizerOptions(zero, name=MUON)), rank=0)
+
+
+def test_matrices_that_muon_pads() -> None:
+    """Nine ranks split the rows of [18, 6] and [36, 6], whose Gram matrices have 6 columns."""
+    model = ModelConfig(81, 6, 2, 3, 4, family="llama", num_kv_heads=3, intermediate_size=18)
+    options = Options(overlap=None, dtype="fp32", optimizer=OptimizerOptions(name=MUON))
+    job = Job(model, GridShape(3, 1, 3, 2), options, 18)
+    assert not list(violations(job))
+    check(job, rank=0)
 
 
 def test_sizes_of_buckets_are_those_of_zero() -> None:

@@ -22,6 +22,7 @@ from axonn_ext import (
 from axonn_ext.models import ModelConfig, ParallelConfig
 from axonn_ext.models.pretrained import add_adapters
 from axonn_ext.optim import AdamW
+from axonn_ext.optim.muon import Muon
 from axonn_ext.overlap import Orchestrator, Overlap
 from axonn_ext.pipeline import MicroBatch, Pipeline
 from grids import grid_of
@@ -64,6 +65,7 @@ class Setup:
     adapters: bool = False
     bucket_elements: int = 1500
     device: str = "cpu"
+    muon: bool = False
 
     def without(self) -> Setup:
         """The same, with whole gradients and states on every rank."""
@@ -77,7 +79,7 @@ class Setup:
     def __str__(self) -> str:
         parts = [self.shape.short(), self.config.family, f"zero={self.zero}", self.offload]
         parts += [str(self.dtype).removeprefix("torch."), self.layout]
-        parts += ["overlap"] * self.overlap + [f"{self.micro_batches} parts"]
+        parts += ["overlap"] * self.overlap + ["muon"] * self.muon + [f"{self.micro_batches} parts"]
         return " ".join(parts)
 
 
@@ -99,7 +101,15 @@ class Job:
             self.pipeline = Pipeline(self.model, self.grid, overlap=overlap)
         elif overlap is not None:
             self.orchestrator = Orchestrator(self.model, overlap)
-        self.optimizer = AdamW(
+        self.optimizer = self._optimizer(setup)
+
+    def _optimizer(self, setup: Setup) -> AdamW:
+        if setup.muon:
+            return Muon(
+                self.model, matrices=self.model.hidden_matrices(), lr=1e-2, zero=setup.zero,
+                bucket_elements=setup.bucket_elements,
+            )  # fmt: skip
+        return AdamW(
             self.model, lr=1e-2, zero=setup.zero, offload=setup.offload,
             bucket_elements=setup.bucket_elements,
         )  # fmt: skip
@@ -143,7 +153,8 @@ class Job:
         found = 0
         for piece in self.optimizer.pieces:
             masters = [] if piece.master is piece.parameter else [piece.master]
-            found += sum(t.nbytes for t in (piece.exp_avg, piece.exp_avg_sq, *masters))
+            moments = [t for name, t in piece.state.items() if name != "step"]
+            found += sum(t.nbytes for t in (*moments, *masters))
         return found
 
     def close(self) -> None:
@@ -152,6 +163,11 @@ class Job:
             self.pipeline.close()
         if self.orchestrator is not None:
             self.orchestrator.close()
+
+
+def with_muon(setup: Setup) -> Setup:
+    """The same, with Muon for the matrices of blocks."""
+    return dataclasses.replace(setup, muon=True)
 
 
 def _difference(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> float:

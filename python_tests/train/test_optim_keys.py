@@ -14,6 +14,7 @@ OTHER = {
     "lr": 2e-3, "final_lr_fraction": 0.9, "warmup_steps": 4, "weight_decay": 2.0, "beta1": 0.5,
     "beta2": 0.5, "eps": 1e-2, "clip_norm": 0.05,
 }  # fmt: skip
+MUON = {"name": "muon", "momentum": 0.5, "adjust_lr": "original"}  # change training with Muon
 SAME = {"zero": 1, "offload": "cpu", "bucket_elements": 64, "offload_folder": ""}
 
 
@@ -22,14 +23,21 @@ def losses(folder, **options) -> list[float]:
 
 
 @pytest.mark.parametrize("key", [field.name for field in dataclasses.fields(OptimTable)])
-def test_a_key_changes_the_losses_or_none_of_them(key: str, plain, tmp_path) -> None:
-    changed = losses(tmp_path / "run", **{f"optim__{key}": (OTHER | SAME)[key]})
-    assert (changed == plain) == (key in SAME)
+def test_a_key_changes_the_losses_or_none_of_them(key: str, plain, muon, tmp_path) -> None:
+    name = {"optim__name": "muon"} if key in MUON else {}
+    changed = losses(tmp_path / "run", **name | {f"optim__{key}": (OTHER | MUON | SAME)[key]})
+    before = muon if key in MUON and key != "name" else plain
+    assert (changed == before) == (key in SAME)
 
 
 def test_no_clipping_is_that_of_any_norm(tmp_path) -> None:
     chosen = [losses(tmp_path / str(norm), optim__clip_norm=norm) for norm in (0, 1e9)]
     assert chosen[0] == chosen[1]
+
+
+@pytest.fixture(scope="module")
+def muon(tmp_path_factory) -> list[float]:
+    return losses(tmp_path_factory.mktemp("muon") / "run", optim__name="muon")
 
 
 @pytest.fixture(scope="module")

@@ -107,6 +107,9 @@ def test_examples_fit_their_grid(path: Path) -> None:
         ("optim.lr", "-1", "expected a finite number > 0, got -1.0"),
         ("optim.lr", "nan", "expected a finite number > 0, got nan"),
         ("optim.beta2", "1", "expected a finite number >= 0 and <= 0.999999, got 1.0"),
+        ("optim.name", "sgd", 'expected one of adamw, muon, got "sgd"'),
+        ("optim.momentum", "1", "expected a finite number >= 0 and <= 0.9999, got 1.0"),
+        ("optim.adjust_lr", "big", 'expected one of match_rms_adamw, original, got "big"'),
         ("train.dtype", "fp8", 'expected one of fp32, bf16, fp16, got "fp8"'),
         ("data.order", "random", 'expected one of windows, documents, examples, got "random"'),
         ("model.tie_embeddings", "1", 'expected true or false, got "1"'),
@@ -223,6 +226,14 @@ def test_job_names_the_numbers(tmp_path: Path) -> None:
     )
     assert "lora.rank: expected 0 on pipeline stages" in refused(
         grid="pipe=2", world_size=2, lora__rank="4"
+    )
+    muon: dict[str, Any] = {"optim__name": "muon"}
+    assert "model.implementation plain does not support optim.name muon" in refused(
+        **muon, model__implementation="plain"
+    )
+    assert "optim.name: expected adamw with lora.rank" in refused(**muon, lora__rank="4")
+    assert "optim.offload must be none with optimizer muon, got 'cpu'" in refused(
+        **muon, optim__offload="cpu"
     )
     if not torch.cuda.is_available():
         assert "torch sees no GPU here" in refused(train__device="cuda")

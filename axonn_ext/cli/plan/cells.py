@@ -69,8 +69,9 @@ def numbers_of(chosen: Overlap) -> str:
 
 
 def optimizer(chosen: OptimizerOptions) -> list[str]:
-    """Returns the options of AdamW's state that are not the defaults."""
-    zero = [f"zero {chosen.zero}"] if chosen.zero else []
+    """Returns the optimizer, if not AdamW, and the options of its state other than defaults."""
+    zero = ["muon"] if chosen.is_muon else []
+    zero += [f"zero {chosen.zero}"] if chosen.zero else []
     return [*zero, f"offload {chosen.offload}"] if chosen.offload != "none" else zero
 
 

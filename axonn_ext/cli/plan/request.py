@@ -65,7 +65,14 @@ def make_request(args: argparse.Namespace) -> Request:
 def _optimizers(
     own: OptimizerOptions, machine: Machine, *, zero: str | None, offload: str | None
 ) -> tuple[OptimizerOptions, ...]:
-    """Returns the options of AdamW to try. own: those of the model's file, or the defaults."""
+    """Returns the options of the optimizer to try. own: those of the model's file, or the defaults.
+
+    Raises UserError for offload with Muon.
+    """
+    if own.is_muon and offload not in (None, AUTO, "none"):
+        raise UserError(
+            f"--offload: expected none with optim.name muon in the model's file, got {offload}"
+        )
     zeros = tried_zeros() if zero == AUTO else (own.zero if zero is None else int(zero),)
     offloads = tried_offloads(machine) if offload == AUTO else (offload or own.offload,)
     return optimizers_of(own, zeros, offloads)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-from axonn_ext.spec.buckets import cuts_of
+from axonn_ext.spec.buckets import Cut, cuts_of, whole_cuts
 
 
 @dataclass(frozen=True)
@@ -73,5 +73,19 @@ def buckets_of(
     every = list(parameters)
     sizes = [parameter.numel() for parameter in every]
     for cuts, numel in cuts_of(sizes, elements=elements, num_parts=num_parts):
-        runs = tuple(Run(every[c.number], c.start, c.stop, c.at) for c in cuts)
-        yield Bucket(runs, numel, num_parts)
+        yield _bucket(every, cuts, numel, num_parts)
+
+
+def whole_buckets_of(parameters: Iterable[nn.Parameter], *, num_parts: int) -> Iterator[Bucket]:
+    """Yields buckets with at most one parameter in each part, and that as a whole."""
+    every = list(parameters)
+    sizes = [parameter.numel() for parameter in every]
+    for cuts, numel in whole_cuts(sizes, num_parts=num_parts):
+        yield _bucket(every, cuts, numel, num_parts)
+
+
+def _bucket(
+    parameters: Sequence[nn.Parameter], cuts: Iterable[Cut], numel: int, num_parts: int
+) -> Bucket:
+    runs = tuple(Run(parameters[c.number], c.start, c.stop, c.at) for c in cuts)
+    return Bucket(runs, numel, num_parts)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from axonn_ext.nn.sharded import ShardedParameter, axes_left
-from axonn_ext.optim.zero.buckets import Bucket, Run, buckets_of
+from axonn_ext.optim.zero.buckets import Bucket, Run, buckets_of, whole_buckets_of
 from axonn_ext.optim.zero.exchange import BlockingExchange, Exchange, Pending
 
 _SHARDS = "_axonn_gradient_shards"  # attribute of a parameter: the GradientShards with its sums
@@ -49,7 +49,8 @@ class GradientShards:
 
     stage: 1 sums the gradients of a step once, when they are complete; 2 sums those of each
     backward pass as soon as a bucket is full, so that no rank ever holds more than a few buckets of
-    whole gradients. bucket_elements: of one bucket, before it is divided.
+    whole gradients. bucket_elements: of one bucket, before it is divided; None: a bucket has one
+    parameter for each rank of data, of which that rank gets the whole sum.
 
     All ranks of data must have gradients of the same parameters, in the same order, since a bucket
     does not record which of its elements are set. `finish` compares this.
@@ -63,7 +64,7 @@ class GradientShards:
     """
 
     def __init__(
-        self, parameters: Sequence[ShardedParameter], *, bucket_elements: int, stage: int
+        self, parameters: Sequence[ShardedParameter], *, bucket_elements: int | None, stage: int
     ) -> None:
         _check(parameters)
         self.stage, self.grid = stage, parameters[0].grid
@@ -280,7 +281,9 @@ def _zero_gaps(summed: SummedBucket) -> None:
     summed.filling[at:].zero_()
 
 
-def _buckets(parameters: Sequence[ShardedParameter], elements: int) -> Iterator[SummedBucket]:
+def _buckets(
+    parameters: Sequence[ShardedParameter], elements: int | None
+) -> Iterator[SummedBucket]:
     """Yields buckets of parameters summed in the same way, the last ones first, as in backward."""
     groups: defaultdict[tuple[torch.dtype, tuple[str, ...], bool], list[ShardedParameter]]
     groups = defaultdict(list)
@@ -292,7 +295,12 @@ def _buckets(parameters: Sequence[ShardedParameter], elements: int) -> Iterator[
     for (_, before, on_ends), group in groups.items():
         names = {id(p.parameter): p.name for p in group}
         tensors = [p.parameter for p in group]
-        for bucket in buckets_of(tensors, elements=elements, num_parts=axis.size):
+        found = (
+            whole_buckets_of(tensors, num_parts=axis.size)
+            if elements is None
+            else buckets_of(tensors, elements=elements, num_parts=axis.size)
+        )
+        for bucket in found:
             name = names[id(bucket.runs[0].parameter)]
             yield SummedBucket(bucket, before, name, on_ends, bucket.part(axis.rank))
 

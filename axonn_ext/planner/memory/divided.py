@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from axonn_ext.planner.memory.orthogonalised import muon_buffers
 from axonn_ext.planner.memory.stage import Stage
 from axonn_ext.planner.memory.states import FP32
 
@@ -69,7 +70,7 @@ def after_backward(stage: Stage) -> Iterator[tuple[int, int]]:
     if stage.options.optimizer.offload == "none":
         # A scaled gradient in fp32, and the widened one from which it is computed.
         buffers += part * (FP32 + stage.wide)
-    yield sums, buffers
+    yield sums, buffers + muon_buffers(stage)
 
 
 def _under_way(stage: Stage, full: int) -> int:

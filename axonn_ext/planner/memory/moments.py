@@ -8,6 +8,7 @@ from typing import NamedTuple
 from axonn_ext.planner.memory.activations import deferred_bytes_of
 from axonn_ext.planner.memory.divided import after_backward, kept_gradients, taken
 from axonn_ext.planner.memory.gathered import gathered_weights
+from axonn_ext.planner.memory.orthogonalised import muon_buffers
 from axonn_ext.planner.memory.products import (
     backward_internals,
     block_backward,
@@ -47,7 +48,7 @@ def moments(stage: Stage) -> list[Moment]:
     return [
         *_moments_of_passes(stage),
         Moment(everything, 0, 0, 0, sums(stage)),
-        Moment(everything, 0, 0, 0, wide_gradients(stage)),
+        Moment(everything, 0, 0, 0, max(wide_gradients(stage), muon_buffers(stage))),
     ]
 
 

@@ -8,13 +8,16 @@ from typing import NamedTuple
 from axonn_ext.planner.job import Job
 from axonn_ext.planner.memory.activations import ModelSizes, sizes_of
 from axonn_ext.planner.search.padded_vocabulary import padded_model
+from axonn_ext.planner.step.muon import owned_by
 from axonn_ext.planner.step.parameters import (
     buckets_of_groups,
+    elements_of,
     groups_of,
     parameters_of_share,
     qk_norms_of,
 )
 from axonn_ext.planner.step.stage_models import StageShare, shares_of_model
+from axonn_ext.spec.buckets import BucketSizes
 from axonn_ext.spec.grid import GridShape
 from axonn_ext.spec.model import ModelConfig
 from axonn_ext.spec.optimizer import OptimizerOptions
@@ -49,6 +52,9 @@ class Elements(NamedTuple):
     bucket        the largest bucket; 0 if there are none
     filling       the largest buckets of all groups, which may be filled at once
     num_buckets   all buckets
+
+    With Muon: matrices  the elements of matrices whose momentum this rank keeps
+               gaps      those of `parts` that are gaps in buckets of matrices, or not this rank's
     """
 
     own: int
@@ -60,6 +66,8 @@ class Elements(NamedTuple):
     bucket: int = 0
     filling: int = 0
     num_buckets: int = 0
+    matrices: int = 0
+    gaps: int = 0
 
 
 class StageStates(NamedTuple):
@@ -75,7 +83,8 @@ def states_of(job: Job, stage: int = 0, *, device: str = "cuda") -> States:
     """Returns the bytes of each rank's parameters, of all its gradients, and of its optimizer.
 
     stage: the rank's pipe coordinate. For each parameter, the optimizer has two moments, a step
-    count and, if the dtype is not fp32, a copy in fp32 (the master). With ZeRO or offload, it
+    count and, if the dtype is not fp32, a copy in fp32 (the master). For a matrix that Muon
+    updates, it has only momentum, and a master. With ZeRO or offload, it
     always has masters; with ZeRO, of this rank's shards. State on the host counts only if the host
     is the device ("cpu"), and state in mapped files never counts.
     """
@@ -106,7 +115,13 @@ def _stage_states(
             elements = _elements_of(placed, grid, share, size, parallel)
             if optimizer.offload != "none" or optimizer.num_parts(grid.data) > 1:
                 elements = _with_buckets(elements, placed, grid, share, optimizer, parallel)
-            kept = _optimizer_bytes(elements, optimizer, width, device, size.num_tensors(share))
+            elif optimizer.is_muon:
+                block = sum(elements_of(grid, linear) for linear in placed.block_linears)
+                elements = elements._replace(matrices=share.num_layers * block)
+            num_tensors = size.num_tensors(share)
+            if optimizer.is_muon:
+                num_tensors -= len(placed.block_linears) * share.num_layers
+            kept = _optimizer_bytes(elements, optimizer, width, device, num_tensors)
             in_parts = optimizer.zero > 1 and grid.data > 1
             summed = elements.parts if in_parts else elements.own
             made[share] = elements, States(elements.own * width, summed * width, kept)
@@ -117,11 +132,16 @@ def _stage_states(
 def _optimizer_bytes(
     elements: Elements, optimizer: OptimizerOptions, width: int, device: str, num_tensors: int
 ) -> int:
-    """Returns what AdamW has in the memory of the device."""
+    """Returns what AdamW, and Muon, have in the memory of the device.
+
+    num_tensors: those with a step count.
+    """
     in_memory = {"none": True, "cpu": device == "cpu", "disk": False}[optimizer.offload]
     masters = FP32 if width < FP32 or elements.num_buckets else 0
     counts = FP32 * num_tensors if in_memory or device == "cpu" else 0
-    return elements.parts * (2 * FP32 + masters) * in_memory + counts
+    momentum_only = elements.matrices * FP32
+    updated = elements.parts - elements.gaps
+    return (updated * (2 * FP32 + masters) - momentum_only) * in_memory + counts
 
 
 def _with_buckets(
@@ -129,12 +149,34 @@ def _with_buckets(
     optimizer: OptimizerOptions, parallel: ParallelConfig,
 ) -> Elements:  # fmt: skip
     parts = optimizer.num_parts(grid.data)
+    muon = optimizer.is_muon
     sizes = buckets_of_groups(
-        groups_of(model, grid, share, parallel), optimizer.bucket_elements, parts
+        groups_of(model, grid, share, parallel, muon=muon), optimizer.bucket_elements, parts
     )
+    found = _with_buckets_of_groups(elements, sizes, parts)
+    if not muon:
+        return found
+    owned = owned_by(model, grid, share.num_layers)
+    own = sum(
+        count * elements_of(grid, w)
+        for count, w in zip(owned.counts, model.block_linears, strict=True)
+    )
+    return found._replace(
+        parts=found.parts + sum(owned.parts),
+        bucket=max(found.bucket, parts * max(owned.parts, default=0)),
+        filling=found.filling + parts * sum(owned.classes),
+        num_buckets=found.num_buckets + len(owned.parts),
+        matrices=own,
+        gaps=sum(owned.parts) - own,
+    )
+
+
+def _with_buckets_of_groups(
+    elements: Elements, sizes: list[tuple[tuple[str, ...], BucketSizes]], parts: int
+) -> Elements:
     return elements._replace(
         parts=sum(s.total for _, s in sizes) // parts,
-        bucket=max(s.largest for _, s in sizes),
+        bucket=max((s.largest for _, s in sizes), default=0),
         filling=sum(s.largest for _, s in sizes),
         num_buckets=sum(s.num_full + (s.last > 0) for _, s in sizes),
     )

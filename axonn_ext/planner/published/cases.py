@@ -18,7 +18,7 @@ from axonn_ext.spec.files.tables import Table
 from axonn_ext.spec.grid import AXES, GridShape, divisors
 from axonn_ext.spec.model import ModelConfig
 from axonn_ext.spec.model_files import load_model
-from axonn_ext.spec.optimizer import OptimizerOptions
+from axonn_ext.spec.optimizer import ADAMW, OptimizerOptions
 from axonn_ext.spec.parallel import Overlap
 from axonn_ext.spec.pipeline_options import PipelineOptions
 
@@ -140,16 +140,19 @@ def read_options(places: Sequence[Table]) -> Options:
     """Returns the options, each from the first of these tables that has its key, or the default.
 
     The first table must have layout and recompute unless another one has. Overlap is read by
-    `read_overlap`.
+    `read_overlap`. The optimizer is AdamW; `name` is that of the table's own subject.
     """
     for name in ("layout", "recompute"):
         first_with(name, places).text(name)
-    optimizer, pipeline = _read(OptimizerOptions, places), _read(PipelineOptions, places)
+    optimizer = _read(OptimizerOptions, places, name=ADAMW)
+    pipeline = _read(PipelineOptions, places)
     return _read(Options, places, overlap=None, optimizer=optimizer, pipeline=pipeline)
 
 
 def _read(kind: Callable[..., T], places: Sequence[Table], **others: Any) -> T:
     for name, key in keys_of(kind).items():
+        if name in others:
+            continue
         others |= first_with(name, places).read({name: key.read})
     return kind(**others)
 

@@ -31,7 +31,11 @@ def tried_offloads(machine: Machine) -> tuple[str, ...]:
 def optimizers_of(
     own: OptimizerOptions, zeros: Sequence[int], offloads: Sequence[str]
 ) -> tuple[OptimizerOptions, ...]:
-    """Returns the options with each value of `zero` and `offload`, in the order of preference."""
+    """Returns the options with each value of `zero` and `offload`, in the order of preference.
+
+    Muon has no offload.
+    """
+    offloads = (own.offload,) if own.is_muon else offloads
     return tuple(replace(own, zero=z, offload=o) for o, z in product(offloads, zeros))
 
 

@@ -107,7 +107,10 @@ class AfterPasses:
 
     def _update(self, streams: Streams) -> None:
         """Adds the optimizer, and the all-gathers of parameters that it does not hide."""
-        step, start = self._optimizer, streams.now
+        step = self._optimizer
+        for c, seconds in step.waits:
+            streams.wait_for(c.axis, streams.issue(c, seconds))
+        start = streams.now
         streams.compute("optimizer", step.update_s)
         for began, ended in step.gathers:
             streams.free["data"] = start + ended

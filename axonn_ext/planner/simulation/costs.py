@@ -52,10 +52,13 @@ class Costs:
         sent = 2 * (size - 1) * num_bytes // size
         return self.collective(Collective(axis, "all_reduce", sent, "gradients"))
 
-    def compute(self, task: Task) -> float:
+    def compute(self, task: Task, *, in_bf16: bool = False) -> float:
+        """Returns the seconds of a task. in_bf16: of products in bf16, if the machine has a peak
+        for it, whatever the job's dtype."""
         machine, seconds = self._machine, 0.0
         if task.matmul is not None:
-            seconds += machine.matmul_seconds(task.matmul, self._dtype)
+            dtype = "bf16" if in_bf16 and "bf16" in machine.peak_flops else self._dtype
+            seconds += machine.matmul_seconds(task.matmul, dtype)
         if task.scores is not None:
             seconds += machine.attention_seconds(task.scores, self._dtype)
         if task.touched_bytes:

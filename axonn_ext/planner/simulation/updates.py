@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from axonn_ext.planner.simulation.costs import Costs, UpdateCost
-from axonn_ext.planner.step.tasks import OptimizerWork
+from axonn_ext.planner.step.tasks import Collective, OptimizerWork
 
 
 class OptimizerStep(NamedTuple):
@@ -21,11 +21,13 @@ class OptimizerStep(NamedTuple):
     update_s  the seconds it would take if all-gathers took no time
     seconds   the seconds with them
     gathers   the beginning and the end of each all-gather
+    waits     what Muon sends before that, a sum for each axis, with its seconds
     """
 
     update_s: float
     seconds: float
     gathers: tuple[tuple[float, float], ...]
+    waits: tuple[tuple[Collective, float], ...] = ()
 
 
 def optimizer_step(work: OptimizerWork, costs: Costs, *, overlaps: bool) -> OptimizerStep:
@@ -33,16 +35,39 @@ def optimizer_step(work: OptimizerWork, costs: Costs, *, overlaps: bool) -> Opti
 
     Raises PlannerError for offload on a machine whose file does not say how fast its host is.
     """
-    first_s = costs.optimizer(work.num_bytes)
+    first_s = costs.optimizer(work.num_bytes) + _orthogonalised_s(work, costs)
+    waits = _waits(work, costs)
     if not work.updates:
-        return OptimizerStep(first_s, first_s, ())
+        return OptimizerStep(first_s, first_s, (), waits)
     cost_of = {update: costs.update(update) for update in set(work.updates)}
     updates = [cost_of[update] for update in work.updates]
     alone = _Buckets([u._replace(gather=0.0) for u in updates], first_s, overlaps).run()
     buckets = _Buckets(updates, first_s, overlaps)
     seconds = buckets.run()
     gathers = tuple(buckets.gathers) if work.gathers else ()
-    return OptimizerStep(alone, seconds, gathers)
+    return OptimizerStep(alone, seconds, gathers, waits)
+
+
+def _orthogonalised_s(work: OptimizerWork, costs: Costs) -> float:
+    """Returns the seconds of Muon's products and elementwise work."""
+    return sum(
+        times * costs.compute(task, in_bf16=True)
+        for tasks, times in work.matrices
+        for task in tasks
+    )
+
+
+def _waits(work: OptimizerWork, costs: Costs) -> tuple[tuple[Collective, float], ...]:
+    """Returns what Muon sends along each axis: nothing of it is assumed to be hidden."""
+    found: dict[str, tuple[Collective, float]] = {}
+    issued = [
+        (c, times) for tasks, times in work.matrices for task in tasks for c in task.collectives()
+    ]
+    for c, times in (*issued, *((c, 1) for c in work.sent)):
+        before, seconds = found.get(c.axis, (c._replace(num_bytes=0), 0.0))
+        total = before._replace(num_bytes=before.num_bytes + times * c.num_bytes)
+        found[c.axis] = total, seconds + times * costs.collective(c)
+    return tuple(found.values())
 
 
 def closed_form_s(work: OptimizerWork, costs: Costs, *, overlaps: bool) -> float:
@@ -56,7 +81,8 @@ def closed_form_s(work: OptimizerWork, costs: Costs, *, overlaps: bool) -> float
         cost = costs.update(update)
         update_s += count * (max(cost.host, cost.crossing) + cost.device)
         gather_s += count * cost.gather
-    first_s = costs.optimizer(work.num_bytes)
+    first_s = costs.optimizer(work.num_bytes) + _orthogonalised_s(work, costs)
+    first_s += sum(seconds for _, seconds in _waits(work, costs))
     return first_s + (max(update_s, gather_s) if overlaps else update_s + gather_s)
 
 

@@ -45,7 +45,10 @@ def order_checks(rank: Rank) -> tuple[Collective, ...]:
     """
     if rank.options.overlap is None:
         count = len(list(parameters_by_axes(rank))) if rank.num_parts > 1 else 0
-        return present([rank.collective("all_gather", "data", count, FP64, ORDER)])
+        # Muon's matrices have sums of their own.
+        apart = 4 * rank.share.num_layers if count and rank.options.optimizer.is_muon else 0
+        counts = (count - apart, apart)
+        return present(rank.collective("all_gather", "data", n, FP64, ORDER) for n in counts)
     used = {"z"}.union(*{axes for _, axes in parameters_by_axes(rank)})
     compared = (axis for axis in SUM_ORDER if axis in used)
     return present([rank.collective("all_gather", axis, 1, 8, ORDER) for axis in compared])

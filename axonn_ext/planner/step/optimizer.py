@@ -1,12 +1,22 @@
 """The optimizer's step: its memory traffic, its transfers to the host, and ZeRO's collectives.
 
-The optimizer is axonn_ext.optim.AdamW. With ZeRO or offload, it updates bucket by bucket.
+The optimizer is axonn_ext.optim.AdamW. With ZeRO or offload, it updates bucket by bucket. With
+axonn_ext.optim.Muon (step/muon.py), it updates all but the matrices of blocks.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
+from axonn_ext.planner.step.muon import (
+    matrix_bytes,
+    matrix_elements,
+    matrix_sums,
+    matrix_updates,
+    orthogonalisations,
+    owned_by,
+    sent_updates,
+)
 from axonn_ext.planner.step.parameters import buckets_of_groups, groups_of, parameters_of_rank
 from axonn_ext.planner.step.rank import FP32, Rank, present
 from axonn_ext.planner.step.tasks import Collective, OptimizerWork, Update
@@ -28,6 +38,8 @@ def bucket_sums(rank: Rank) -> Iterator[Collective]:
             yield from present(
                 [rank.collective("reduce_scatter", "data", numel, rank.width, "gradients")]
             )
+    if rank.options.optimizer.is_muon:
+        yield from matrix_sums(rank)
 
 
 def optimizer_work(rank: Rank) -> OptimizerWork:
@@ -38,15 +50,24 @@ def optimizer_work(rank: Rank) -> OptimizerWork:
     gradient is first cast to fp32, and the parameter is cast back at the end.
     """
     width, casts = rank.width, 0 if rank.width == FP32 else 2 * (rank.width + FP32)
+    muon = rank.options.optimizer.is_muon
+    matrices = orthogonalisations(rank) if muon else ()
     if not rank.job.updates_in_buckets:
         own = parameters_of_rank(rank.job, rank.stage)
-        return OptimizerWork(own * (7 * FP32 + casts + 3 * width), ())
+        others = own - matrix_elements(rank) if muon else own
+        touched = others * (7 * FP32 + casts) + own * 3 * width
+        if not muon:
+            return OptimizerWork(touched, ())
+        return OptimizerWork(touched + matrix_bytes(rank), (), matrices, tuple(sent_updates(rank)))
     buckets = _buckets(rank)
     numels = [numel for _, sizes in buckets for numel in sizes.each()]
     update_of = {numel: _update(rank, numel) for numel in set(numels)}
     kept = sum(sizes.total for _, sizes in buckets) // rank.num_parts
     updates = tuple(update_of[numel] for numel in numels)
-    return OptimizerWork(kept * width, updates)  # read for the norm
+    if muon:
+        kept += sum(owned_by(rank.model, rank.job.grid, rank.share.num_layers).parts)
+        updates = (*matrix_updates(rank), *updates)
+    return OptimizerWork(kept * width, updates, matrices)  # read for the norm
 
 
 def _update(rank: Rank, numel: int) -> Update:
@@ -69,5 +90,7 @@ def _update(rank: Rank, numel: int) -> Update:
 
 
 def _buckets(rank: Rank) -> list[tuple[tuple[str, ...], BucketSizes]]:
-    groups = groups_of(rank.model, rank.job.grid, rank.share, rank.options)
+    groups = groups_of(
+        rank.model, rank.job.grid, rank.share, rank.options, muon=rank.options.optimizer.is_muon
+    )
     return buckets_of_groups(groups, rank.options.optimizer.bucket_elements, rank.num_parts)

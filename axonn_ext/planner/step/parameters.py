@@ -20,11 +20,13 @@ class Gradient(NamedTuple):
 
     axes     the axes over which it must be summed after backward, on any grid
     on_ends  the first and the last stage of a pipeline both hold the parameter
+    in_block whether it is that of a Linear's weight in a block, which Muon updates
     """
 
     elements: int
     axes: tuple[str, ...]
     on_ends: bool = False
+    in_block: bool = False
 
 
 def parameters_by_axes(rank: Rank) -> Iterator[tuple[int, tuple[str, ...]]]:
@@ -46,12 +48,17 @@ class Group(NamedTuple):
 
 
 def groups_of(
-    model: ModelConfig, grid: GridShape, share: StageShare, parallel: ParallelConfig
+    model: ModelConfig, grid: GridShape, share: StageShare, parallel: ParallelConfig, *, muon: bool
 ) -> list[Group]:
-    """Returns the gradients of a rank with that share, as `axonn_ext.optim.zero` groups them."""
+    """Returns the gradients of a rank with that share, as `axonn_ext.optim.zero` groups them.
+
+    muon: without those that Muon updates, which have buckets of their own (step/muon.py).
+    """
     found: dict[tuple[tuple[str, ...], bool], int] = {}
     for gradients, times in _gradients(model, grid, share, parallel):
         for gradient in gradients:
+            if muon and gradient.in_block:
+                continue
             before = (a for a in SUM_ORDER if a in gradient.axes and a != "data")
             key = tuple(a for a in before if getattr(grid, a) > 1), gradient.on_ends
             found[key] = found.get(key, 0) + times * aligned(gradient.elements)
@@ -110,7 +117,7 @@ def qk_norms_of(model: ModelConfig, grid: GridShape, parallel: ParallelConfig) -
 
 
 def _of_linear(grid: GridShape, linear: LinearSpec) -> list[Gradient]:
-    weight = Gradient(elements_of(grid, linear), ("data",))
+    weight = Gradient(elements_of(grid, linear), ("data",), in_block=True)
     if not linear.bias:
         return [weight]
     return [weight, Gradient(linear.n // getattr(grid, ROLES[linear.role][0]), ("z", "data"))]

@@ -14,8 +14,8 @@ class Collective(NamedTuple):
     axis: str
     kind: str  # "all_gather", "reduce_scatter", "all_reduce" or, between two stages, "send"
     num_bytes: int
-    what: str  # "activations", "weights", "gradients", "norm", "loss", "grad norm", "order" or
-    # "parameters", which ZeRO's ranks all-gather
+    what: str  # "activations", "weights", "gradients", "norm", "loss", "grad norm", "order",
+    # "parameters", which ZeRO's ranks all-gather, or "updates", which Muon orthogonalises
 
 
 class Matmul(NamedTuple):
@@ -118,10 +118,25 @@ class OptimizerWork(NamedTuple):
 
     num_bytes  the bytes that they read and write on the device before the first bucket
     updates    the buckets' updates, in order; none if everything is updated at once
+    matrices   with Muon, the tasks that orthogonalise matrices, before the updates, and how often
+               each list of tasks runs; their products are in bf16
+    sent       with Muon, the orthogonalised updates that cross data
     """
 
     num_bytes: int
     updates: tuple[Update, ...]
+    matrices: tuple[tuple[tuple[Task, ...], int], ...] = ()
+    sent: tuple[Collective, ...] = ()
+
+    @property
+    def flops(self) -> int:
+        """The operations of all products."""
+        return sum(
+            times * task.matmul.flops
+            for tasks, times in self.matrices
+            for task in tasks
+            if task.matmul is not None
+        )
 
     @property
     def gathers(self) -> tuple[Collective, ...]:

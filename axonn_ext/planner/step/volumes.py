@@ -27,8 +27,9 @@ def most_bytes_by_axis(job: Job) -> dict[str, int]:
 def bytes_by_axis(program: Program) -> dict[str, int]:
     """Returns the bytes that a rank sends along each axis of several ranks in a step.
 
-    Between stages, activations, their gradients and sums count. Other pipeline traffic (the shapes
-    of first messages, decisions of message_driven, and totals of all ranks) does not.
+    With Muon, the rank is one of the first of data, which orthogonalise the most matrices. Between
+    stages, activations, their gradients and sums count. Other pipeline traffic (the shapes of first
+    messages, decisions of message_driven, and totals of all ranks) does not.
     """
     total: Counter[str] = Counter()
     for c, times in all_collectives(program):
@@ -45,5 +46,11 @@ def all_collectives(program: Program) -> Iterator[tuple[Collective, int]]:
         for task in tasks:
             for c in task.collectives():
                 yield c, repeats * parts
-    for c in (*program.gradient_sums, *program.norm_sums, *program.optimizer.gathers):
+    optimizer = program.optimizer
+    for tasks, times in optimizer.matrices:
+        for task in tasks:
+            for c in task.collectives():
+                yield c, times
+    sums = (*program.gradient_sums, *program.norm_sums)
+    for c in (*sums, *optimizer.sent, *optimizer.gathers):
         yield c, 1
