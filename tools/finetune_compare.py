@@ -28,13 +28,13 @@ from torch import Tensor
 
 from axonn_ext.data import PackedBatches, RowGroup, find_text
 from axonn_ext.nn import Places
-from axonn_ext.optim import WarmupCosine
 from axonn_ext.train.batches import packed_batches
 from axonn_ext.train.config import Config
 from axonn_ext.train.config_file import load_config
 from axonn_ext.train.corpora import load
 from axonn_ext.train.job import prepare
 from axonn_ext.train.metrics import read_metrics
+from axonn_ext.train.trainer import make_schedule
 
 
 def write_data(path: Path, count: int) -> None:
@@ -104,9 +104,7 @@ def plain_losses(model: Any, config: Config, batches: PackedBatches) -> Iterator
         parameters, lr=optim.lr, betas=(optim.beta1, optim.beta2), eps=optim.eps,
         weight_decay=optim.weight_decay, fused=True,
     )  # fmt: skip
-    schedule = WarmupCosine(
-        optim.lr, optim.lr * optim.final_lr_fraction, optim.warmup_steps, train.steps
-    )
+    schedule = make_schedule(optim, train.steps)
     for step in range(train.steps):
         batch = batches.micro_batch(step, 0)
         assert batch.documents is not None

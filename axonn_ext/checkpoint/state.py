@@ -277,6 +277,8 @@ def misfits(
         ours = all(set(group) in _OPTIONS for group in saved)
         begun = {name.rpartition(".")[0] for name in stored}
         for name in _adamw_shards(model, optimizer):
+            if name.endswith(".ema"):
+                continue  # an average may begin later
             if name not in stored and (ours or name.rpartition(".")[0] in begun):
                 yield f"it does not have {name}"
 
@@ -323,7 +325,10 @@ def set_optimizer_state(
 
 @torch.no_grad()
 def _complete(model: nn.Module, optimizer: AdamW, loaded: Mapping[str, Shard]) -> None:
-    """Zeroes state that was not loaded, and gives each piece its parameter's step."""
+    """Zeroes state that was not loaded, and gives each piece its parameter's step.
+
+    An average that was not loaded begins with the masters.
+    """
     for name, shard in _adamw_shards(model, optimizer).items():
         for tensor in shard.blocks.values() if name not in loaded else ():
             tensor.zero_()
@@ -331,6 +336,9 @@ def _complete(model: nn.Module, optimizer: AdamW, loaded: Mapping[str, Shard]) -
         pieces = optimizer.pieces_of(p.parameter) or ()
         for piece in pieces[1:]:
             piece.state[_STEP].copy_(pieces[0].state[_STEP])
+        for piece in pieces if f"optimizer.{p.name}.ema" not in loaded else ():
+            if "ema" in piece.state:
+                piece.state["ema"].copy_(piece.master)
 
 
 def _set_options(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,10 +15,20 @@ from torch import Tensor, nn
 from axonn_ext.nn.sharded import sharded_parameters
 from axonn_ext.optim.bucketed import BucketedUpdate
 from axonn_ext.optim.crossing import Crossing, NoCrossing, StreamCrossing
-from axonn_ext.optim.pieces import STATE_NAMES, MasterPiece, Options, Piece, update
+from axonn_ext.optim.pieces import (
+    STATE_NAMES,
+    Kind,
+    MasterPiece,
+    Options,
+    Piece,
+    average,
+    groups_of,
+    swap_averages,
+    update,
+)
 from axonn_ext.optim.places import Place
 from axonn_ext.optim.zero import GradientShards
-from axonn_ext.spec.optimizer import BUCKET_ELEMENTS, OptimizerOptions
+from axonn_ext.spec.optimizer import BUCKET_ELEMENTS, OptimizerOptions, ParameterGroup
 
 
 class AdamW:
@@ -41,6 +52,11 @@ class AdamW:
     bucket_elements: the number of elements of one bucket, over all ranks' parts.
 
     excluded: parameters that something else updates.
+    ema_decay: above 0, keeps an exponential moving average of the masters, updated at each step by
+    ema = ema_decay * ema + (1 - ema_decay) * master; `averaged` uses it. Not with offload "disk".
+
+    groups: options of parameters by their names, which needs a module; the first group that matches
+    a name counts. `freeze` freezes parameters; call it before.
 
     Masters that are copies (lower precision, zero, offload) are made here, and overwrite values
     that the model gets later.
@@ -62,24 +78,38 @@ class AdamW:
         betas: tuple[float, float] = (0.9, 0.95),
         eps: float = 1e-8,
         weight_decay: float = 0.1,
+        groups: Sequence[ParameterGroup] = (),
         zero: int = 0,
         offload: str = "none",
         bucket_elements: int = BUCKET_ELEMENTS,
         folder: str | Path | None = None,
+        ema_decay: float = 0.0,
         excluded: Iterable[nn.Parameter] = (),
     ) -> None:
+        if not 0 <= ema_decay < 1 or (ema_decay and offload == "disk"):
+            raise ValueError(
+                f"AdamW: ema_decay must be at least 0 and below 1, and 0 with offload disk, got "
+                f"{ema_decay} with offload {offload}"
+            )
         chosen = OptimizerOptions(zero, offload, bucket_elements)
+        self._ema_decay = ema_decay
         module = parameters if isinstance(parameters, nn.Module) else None
         if isinstance(parameters, nn.Module):
             parameters = parameters.parameters()
         others = {id(p) for p in excluded}
         self._parameters = [p for p in parameters if p.requires_grad and id(p) not in others]
-        self._options: dict[bool, Options] = {}
-        for decays, decay in ((True, weight_decay), (False, 0.0)):
-            if any((p.dim() >= 2) == decays for p in self._parameters):
-                self._options[decays] = {
-                    "lr": lr, "betas": betas, "eps": eps, "weight_decay": decay
-                }  # fmt: skip
+        self._options: dict[Kind, Options] = {}
+        self._lr_factors: dict[Kind, float] = {}
+        for number, group in enumerate((ParameterGroup("*"), *groups), start=-1):
+            for is_matrix in (True, False):
+                # All ranks list the same options, also where a stage has no parameter of a group.
+                if groups or any((p.dim() >= 2) == is_matrix for p in self._parameters):
+                    decay = group.decay(weight_decay, is_matrix=is_matrix)
+                    self._lr_factors[number, is_matrix] = group.lr_factor
+                    self._options[number, is_matrix] = {
+                        "lr": lr * group.lr_factor, "betas": betas, "eps": eps,
+                        "weight_decay": decay,
+                    }  # fmt: skip
         path = Path(tempfile.gettempdir() if folder is None else folder)
         if offload == "disk" and not path.is_dir():
             raise ValueError(f"AdamW: folder must be one that exists, got {path}")
@@ -90,13 +120,17 @@ class AdamW:
             self._whole = [_whole(p) for p in self._parameters]
         else:
             try:
-                for group in _alike(self._parameters):
-                    self._bucketed.append(_bucketed(group, chosen, self._shards, path))
+                for alike in _alike(self._parameters):
+                    self._bucketed.append(_bucketed(alike, chosen, self._shards, path))
             except BaseException:
                 self.close()
                 raise
         self._pieces_of: dict[int, list[Piece]] = {id(p): [] for p in self._parameters}
+        numbers = groups_of(module, groups)
         for piece in self._own_pieces():
+            piece.group = numbers.get(id(piece.parameter), -1)
+            if ema_decay:
+                piece.ema = piece.master.detach().clone()
             self._pieces_of[id(piece.parameter)].append(piece)
         self._runs_of: dict[int, list[tuple[int, int, int, int]]] = {}
         for bucket in (updated.bucket for each in self._bucketed for updated in each.buckets):
@@ -113,6 +147,11 @@ class AdamW:
     def _own_pieces(self) -> list[Piece]:
         return [*self._whole, *(p for bucketed in self._bucketed for p in bucketed.pieces)]
 
+    @property
+    def keeps_average(self) -> bool:
+        """Whether the pieces have averages."""
+        return self._ema_decay > 0
+
     def pieces_of(self, parameter: nn.Parameter) -> Sequence[MasterPiece] | None:
         """Returns the pieces of a parameter that this rank updates; None: no rank updates it."""
         return self._pieces_of.get(id(parameter))
@@ -127,15 +166,20 @@ class AdamW:
 
     @property
     def options(self) -> list[Options]:
-        """lr, betas, eps and weight_decay: of matrices, and of all others; may be changed."""
+        """lr, betas, eps and weight_decay, of matrices and of all others; then of each group.
+
+        They may be changed.
+        """
         return list(self._options.values())
 
     def state_names(self, parameter: nn.Parameter) -> tuple[str, ...]:
         """Returns the names of the tensors that are kept for a parameter, as in `Piece.state`."""
-        return STATE_NAMES
+        return (*STATE_NAMES, "ema") if self.keeps_average else STATE_NAMES
 
     def step(self, lr: float | None = None, *, gradient_factor: float = 1.0) -> None:
         """Applies the gradients; `lr` replaces the learning rate from this step on.
+
+        Groups multiply `lr` by their factors.
 
         gradient_factor: multiplies the gradients first, such as `gradient_norm`'s factor to clip
         and unscale them. Gradients of lower precision are multiplied in fp32, since fp16 could not
@@ -145,8 +189,9 @@ class AdamW:
         RuntimeError if zero has gradients that were not summed. After any other error, some
         parameters are updated and others not: load a checkpoint before continuing.
         """
-        for options in self._options.values() if lr is not None else ():
-            options["lr"] = lr
+        if lr is not None:
+            for kind, options in self._options.items():
+                options["lr"] = lr * self._lr_factors[kind]
         if self._shards is not None:
             self._shards.check_summed()
         for bucketed in self._bucketed:
@@ -155,6 +200,22 @@ class AdamW:
             self._shards.drop_sums()
         if self._whole:
             self._step_whole(gradient_factor)
+        average(self._own_pieces(), self._ema_decay)
+
+    @contextmanager
+    def averaged(self) -> Iterator[None]:
+        """Gives the parameters the values of their averages, if there are any, in its body.
+
+        All ranks use it together. After an error in the body, they keep these values.
+        Collectives: with zero, all-gathers over data, before and after the body.
+        """
+        if self.keeps_average:
+            swap_averages(self._own_pieces())
+            self.write_back()
+        yield
+        if self.keeps_average:
+            swap_averages(self._own_pieces())
+            self.write_back()
 
     @torch.no_grad()
     def _step_whole(self, factor: float) -> None:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from axonn_ext.optim.crossing import Crossing, Values
-from axonn_ext.optim.pieces import Options, Piece, update, update_on_host
+from axonn_ext.optim.pieces import Kind, Options, Piece, update, update_on_host
 from axonn_ext.optim.places import Place
 from axonn_ext.optim.zero import Bucket, GradientShards, Run, buckets_of
 from axonn_ext.optim.zero.shards import SummedBucket
@@ -86,7 +86,7 @@ class BucketedUpdate:
         """All pieces of this rank."""
         return [piece for bucket in self.buckets for piece in bucket.pieces]
 
-    def step(self, options: Mapping[bool, Options], factor: float) -> None:
+    def step(self, options: Mapping[Kind, Options], factor: float) -> None:
         """Updates pieces with gradients, multiplied by the factor, and sends them to all ranks."""
         self._run([b for b in self.buckets if b.has_gradients], options, factor)
 
@@ -100,7 +100,7 @@ class BucketedUpdate:
             self._worker.shutdown()
 
     def _run(
-        self, buckets: Sequence[UpdatedBucket], options: Mapping[bool, Options], factor: float
+        self, buckets: Sequence[UpdatedBucket], options: Mapping[Kind, Options], factor: float
     ) -> None:
         """Updates the buckets. Even after a failure, no update is in progress any more."""
         try:
@@ -114,7 +114,7 @@ class BucketedUpdate:
                 self._crossing.arrived()
 
     def _run_all(
-        self, buckets: Sequence[UpdatedBucket], options: Mapping[bool, Options], factor: float
+        self, buckets: Sequence[UpdatedBucket], options: Mapping[Kind, Options], factor: float
     ) -> None:
         """Overlaps three buckets at a time: one is copied, one is updated and one returns."""
         updated: deque[Callable[[], Callable[[], None]]] = deque()
@@ -131,7 +131,7 @@ class BucketedUpdate:
             returned.popleft()()
 
     def _begin(
-        self, bucket: UpdatedBucket, slot: int, options: Mapping[bool, Options], factor: float
+        self, bucket: UpdatedBucket, slot: int, options: Mapping[Kind, Options], factor: float
     ) -> Callable[[], Callable[[], None]]:
         """Starts a bucket's update.
 
@@ -186,7 +186,7 @@ class BucketedUpdate:
         return put
 
     def _update_on_device(
-        self, bucket: UpdatedBucket, options: Mapping[bool, Options], factor: float
+        self, bucket: UpdatedBucket, options: Mapping[Kind, Options], factor: float
     ) -> None:
         if not options:
             return
@@ -200,7 +200,7 @@ class BucketedUpdate:
     @torch.no_grad()
     def _update_on_host(
         self, bucket: UpdatedBucket, gradients: Callable[[], Values], targets: Sequence[Tensor],
-        options: Mapping[bool, Options], factor: float,
+        options: Mapping[Kind, Options], factor: float,
     ) -> None:  # fmt: skip
         """Updates pieces with a gradient. The targets get the masters of all pieces."""
         updated: list[tuple[Piece, Tensor, Tensor]] = []

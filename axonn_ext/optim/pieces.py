@@ -10,6 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim.adamw import adamw
 
+from axonn_ext.spec.optimizer import ParameterGroup, group_of
+
 STATE_NAMES = ("step", "exp_avg", "exp_avg_sq")  # of AdamW
 
 
@@ -42,32 +44,41 @@ class Piece(MasterPiece):
     exp_avg: Tensor
     exp_avg_sq: Tensor
     step: Tensor
+    group: int = -1
+    ema: Tensor | None = None
 
     @property
     def state(self) -> dict[str, Tensor]:
         """The tensors that AdamW keeps, by name."""
         tensors = (self.step, self.exp_avg, self.exp_avg_sq)
-        return dict(zip(STATE_NAMES, tensors, strict=True))
+        kept = dict(zip(STATE_NAMES, tensors, strict=True))
+        return kept if self.ema is None else kept | {"ema": self.ema}
 
     @property
     def decays(self) -> bool:
-        """Whether weight decay applies: only to matrices."""
+        """Whether weight decay applies if no group says otherwise: only to matrices."""
         return self.parameter.dim() >= 2
 
+    @property
+    def kind(self) -> Kind:
+        """The key of its options."""
+        return self.group, self.decays
 
+
+Kind = tuple[int, bool]  # a piece's group, and whether it is of a matrix
 Options = dict[str, Any]  # lr, betas, eps and weight_decay, as in torch.optim.AdamW
 
 
 @torch.no_grad()
 def update(
-    pieces: Sequence[Piece], gradients: Sequence[Tensor], options: Mapping[bool, Options]
+    pieces: Sequence[Piece], gradients: Sequence[Tensor], options: Mapping[Kind, Options]
 ) -> None:
     """Updates pieces by torch's fused AdamW, given gradients in the dtypes of their masters.
 
-    options: of the pieces that decay (True) and of the others (False)
+    options: by `Piece.kind`
     """
-    for decays, chosen in options.items():
-        taken = [(p, g) for p, g in zip(pieces, gradients, strict=True) if p.decays == decays]
+    for kind, chosen in options.items():
+        taken = [(p, g) for p, g in zip(pieces, gradients, strict=True) if p.kind == kind]
         if taken:
             beta1, beta2 = chosen["betas"]
             adamw(
@@ -80,7 +91,7 @@ def update(
 
 @torch.no_grad()
 def update_on_host(
-    updated: Sequence[tuple[Piece, Tensor, Tensor]], options: Mapping[bool, Options], factor: float
+    updated: Sequence[tuple[Piece, Tensor, Tensor]], options: Mapping[Kind, Options], factor: float
 ) -> None:
     """Updates pieces in host memory, each given with its gradient and memory for its new weight.
 
@@ -90,8 +101,8 @@ def update_on_host(
 
     Raises ValueError or TypeError for tensors that do not fit each other.
     """
-    for decays, chosen in options.items():
-        taken = [each for each in updated if each[0].decays == decays]
+    for kind, chosen in options.items():
+        taken = [each for each in updated if each[0].kind == kind]
         if not taken:
             continue
         steps = [piece.step for piece, _, _ in taken]
@@ -102,3 +113,45 @@ def update_on_host(
             [weight for _, _, weight in taken], steps, chosen["lr"], *chosen["betas"],
             chosen["eps"], chosen["weight_decay"], factor,
         )  # fmt: skip
+
+
+@torch.no_grad()
+def average(pieces: Sequence[Piece], decay: float) -> None:
+    """Moves the averages to decay * average + (1 - decay) * master."""
+    by_place: dict[tuple[torch.device, torch.dtype], list[tuple[Tensor, Tensor]]] = {}
+    for piece in pieces:
+        if piece.ema is not None:
+            place = (piece.ema.device, piece.ema.dtype)
+            by_place.setdefault(place, []).append((piece.ema, piece.master.detach()))
+    for pairs in by_place.values():
+        torch._foreach_lerp_([ema for ema, _ in pairs], [master for _, master in pairs], 1 - decay)
+
+
+@torch.no_grad()
+def swap_averages(pieces: Sequence[Piece]) -> None:
+    """Swaps the values of masters and averages."""
+    for piece in pieces:
+        if piece.ema is not None:
+            master = piece.master.detach().clone()
+            piece.master.copy_(piece.ema)
+            piece.ema.copy_(master)
+
+
+def freeze(module: nn.Module, groups: Sequence[ParameterGroup]) -> None:
+    """Makes the parameters of frozen groups not require gradients."""
+    for name, parameter in module.named_parameters() if groups else ():
+        number = group_of(name, groups)
+        if number >= 0 and groups[number].frozen:
+            parameter.requires_grad_(False)
+
+
+def groups_of(module: nn.Module | None, groups: Sequence[ParameterGroup]) -> dict[int, int]:
+    """Returns the index of the group of each parameter, by its id.
+
+    Raises ValueError for groups without a module.
+    """
+    if not groups:
+        return {}
+    if module is None:
+        raise ValueError("AdamW: groups need a module, which has names, got only parameters")
+    return {id(p): group_of(name, groups) for name, p in module.named_parameters()}

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 
 from axonn_ext.spec.files.keys import check, key
 
@@ -12,6 +14,8 @@ ADAMW, MUON = OPTIMIZERS = ("adamw", "muon")
 NEWTON_SCHULZ_STEPS = 5  # iterations with which Muon orthogonalises a matrix
 # How Muon adapts the learning rate to the shape of a matrix; as in torch.optim.Muon.
 ADJUSTMENTS = ("match_rms_adamw", "original")
+SCHEDULES = ("constant", "linear", "cosine", "wsd")  # of the learning rate, after warm-up
+DECAY_TYPES = ("linear", "1-sqrt")  # of the end of wsd
 # The number of elements that move between device and host at a time, or that ZeRO exchanges.
 BUCKET_ELEMENTS = 16 << 20
 _FP32 = 4  # bytes
@@ -67,3 +71,46 @@ class OptimizerOptions:
         apart = width < _FP32 or self.num_parts(data) > 1 or self.offload != "none"
         moments = 1 if self.is_muon else 2
         return max(width, _FP32) * (moments + apart)
+
+
+@dataclass(frozen=True)
+class ParameterGroup:
+    """Options of the parameters whose names match a pattern, in which * stands for any characters.
+
+    Raises ValueError, which names the option, for an illegal value.
+    """
+
+    names: str = key(
+        "", "patterns of parameter names, separated by commas, such as blocks.*.norm_*",
+        expected="patterns of names, separated by commas",
+        accepts=lambda names: all(each.strip() for each in names.split(",")),
+    )  # fmt: skip
+    lr_factor: float = key(1.0, "factor of the learning rate", minimum=0)
+    weight_decay: float = key(
+        -1.0, "weight decay, also of vectors; -1: as without the group",
+        expected="-1 or a finite number >= 0", accepts=lambda decay: decay == -1 or decay >= 0,
+    )  # fmt: skip
+    frozen: bool = key(False, "do not train these parameters")
+
+    def __post_init__(self) -> None:
+        check(self)
+
+    @property
+    def patterns(self) -> list[str]:
+        """The patterns."""
+        return [pattern.strip() for pattern in self.names.split(",")]
+
+    def matches(self, name: str) -> bool:
+        """Whether a parameter's name matches a pattern."""
+        return any(fnmatchcase(name, pattern) for pattern in self.patterns)
+
+    def decay(self, weight_decay: float, *, is_matrix: bool) -> float:
+        """Returns the weight decay, given that of matrices in no group."""
+        if self.weight_decay >= 0:
+            return self.weight_decay
+        return weight_decay if is_matrix else 0.0
+
+
+def group_of(name: str, groups: Sequence[ParameterGroup]) -> int:
+    """Returns the index of the first group that matches a parameter's name; -1 if none does."""
+    return next((i for i, group in enumerate(groups) if group.matches(name)), -1)

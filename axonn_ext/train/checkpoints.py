@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
@@ -25,10 +25,13 @@ from axonn_ext.train.differences import as_json, differences
 from axonn_ext.train.export import ORIGINS, Origins
 from axonn_ext.train.job import Job
 
+if TYPE_CHECKING:
+    from axonn_ext.train.early_stop import EarlyStop
+
 FAREWELL_SECONDS = 10.0
-# Keys in a checkpoint's `extra`, next to those of `export`: the scaler's state and the number of
-# sequences read.
-_LOSS_SCALER, _SEQUENCES = "loss_scaler", "sequences"
+# Keys in a checkpoint's `extra`, next to those of `export`: the scaler's state, the number of
+# sequences read, and the best evaluation.
+_LOSS_SCALER, _SEQUENCES, _EARLY_STOP = "loss_scaler", "sequences", "early_stop"
 
 
 def find_resumed(config: Config, folder: Path) -> str:
@@ -83,10 +86,11 @@ class RunCheckpoints:
 
     def __init__(
         self, job: Job, folder: Path, *, module: nn.Module, optimizer: AdamW,
-        scaler: LossScaler | None, say: Callable[[str], None] | None,
+        scaler: LossScaler | None, early_stop: EarlyStop | None,
+        say: Callable[[str], None] | None,
     ) -> None:  # fmt: skip
         self._job, self._module, self._optimizer = job, module, optimizer
-        self._scaler, self._say = scaler, say
+        self._scaler, self._early_stop, self._say = scaler, early_stop, say
         table = job.config.checkpoint
         self._interval, self._shift = table.interval, 0
         self._saver: Saver | None = None
@@ -118,6 +122,11 @@ class RunCheckpoints:
                 self._scaler.load_state_dict(extra[_LOSS_SCALER])
             except ValueError as error:
                 raise UserError(f"checkpoint.resume: {path}: {error}") from None
+        if self._early_stop is not None and _EARLY_STOP in extra:
+            try:
+                self._early_stop.load_state_dict(extra[_EARLY_STOP])
+            except ValueError as error:
+                raise UserError(f"checkpoint.resume: {path}: {error}") from None
         config = self._job.config
         self._shift = read - step * config.train.batch_size
         return Resumed(step, self._shift, grid, list(differences(saved, as_json(config))))
@@ -135,6 +144,8 @@ class RunCheckpoints:
         }
         if self._scaler is not None:
             extra[_LOSS_SCALER] = self._scaler.state_dict()
+        if self._early_stop is not None:
+            extra[_EARLY_STOP] = self._early_stop.state_dict()
         shape = self._job.config.grid
         facts = {"grid": str(shape), "ranks": shape.size}
         self._settle(self._saver.wait)

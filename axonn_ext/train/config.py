@@ -5,6 +5,7 @@ A table whose keys are options of axonn_ext.spec reuses or extends the dataclass
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -12,15 +13,22 @@ from axonn_ext.spec.files.keys import key, keys_of
 from axonn_ext.spec.goldfish import Goldfish
 from axonn_ext.spec.grid import GridShape
 from axonn_ext.spec.model import DEFAULT_MODEL, ModelConfig, ModelSizes
-from axonn_ext.spec.optimizer import ADJUSTMENTS, OptimizerOptions
+from axonn_ext.spec.optimizer import (
+    ADJUSTMENTS,
+    DECAY_TYPES,
+    SCHEDULES,
+    OptimizerOptions,
+    ParameterGroup,
+)
 from axonn_ext.spec.parallel import Overlap, ParallelConfig
 from axonn_ext.spec.pipeline_options import PipelineOptions
 from axonn_ext.spec.stages import Stages
 from axonn_ext.terminal.arguments import MOST_THREADS
 
 MAX_SEED = 2**32 - 1
+SINKS = ("tensorboard", "wandb", "mlflow")
 EXAMPLES = "examples"  # of [data] order
-AUTO = "auto"  # of [train] device and verify, and of [checkpoint] resume
+AUTO = "auto"  # of [train] device and verify, [checkpoint] resume and [metrics] sinks
 
 
 def _usual(name: str) -> Any:
@@ -106,13 +114,26 @@ class GoldfishTable(Goldfish):
 
 @dataclass(frozen=True)
 class OptimTable(OptimizerOptions):
-    """The optimizer; warm-up, then cosine."""
+    """The optimizer; its learning rate."""
 
     lr: float = key(1e-3, "peak learning rate", above=0)
+    schedule: str = key(
+        "cosine", "learning rate after warm-up: constant, linear, cosine or wsd (constant, decay)",
+        choices=SCHEDULES,
+    )  # fmt: skip
     final_lr_fraction: float = key(
-        0.1, "learning rate at the end of the cosine, as a fraction of lr", minimum=0, maximum=1
+        0.1, "learning rate of the last step, as a fraction of lr", minimum=0, maximum=1
     )
     warmup_steps: int = key(20, "number of steps of linear warm-up", minimum=0)
+    warmup_fraction: float = key(
+        0.0, "linear warm-up as a fraction of train.steps; 0: warmup_steps", minimum=0, maximum=1
+    )
+    decay_fraction: float = key(
+        0.1, "decay at the end of wsd, as a fraction of train.steps", minimum=0, maximum=1
+    )
+    decay_type: str = key(
+        "linear", "decay at the end of wsd: linear or 1-sqrt", choices=DECAY_TYPES
+    )
     weight_decay: float = key(0.1, "weight decay, for matrices only", minimum=0)
     beta1: float = key(0.9, "decay rate of the first moment", minimum=0, maximum=0.9999)
     beta2: float = key(0.95, "decay rate of the second moment", minimum=0, maximum=0.999999)
@@ -125,9 +146,17 @@ class OptimTable(OptimizerOptions):
         "original (sqrt(rows / columns), at least 1)",
         choices=ADJUSTMENTS,
     )  # fmt: skip
+    ema_decay: float = key(
+        0.0, "decay of an average of the weights, for evaluation and the final model; 0: none",
+        minimum=0, maximum=0.999999,
+    )  # fmt: skip
     clip_norm: float = key(
         1.0, "largest global norm of gradients, which are clipped to it; 0: no clipping", minimum=0
     )
+    groups: tuple[ParameterGroup, ...] = key(
+        (), "options of parameters by their names: names, lr_factor, weight_decay, frozen",
+        row=ParameterGroup,
+    )  # fmt: skip
     offload_folder: str = key("", "folder for offload = disk; empty: the system's temporary folder")
 
 
@@ -172,10 +201,42 @@ class TrainTable:
     )
     eval_interval: int = key(50, "steps between evaluations; 0: no evaluation", minimum=0)
     eval_batches: int = key(4, "micro-batches per evaluation", minimum=1)
+    early_stop_patience: int = key(
+        0, "evaluations in a row without improvement that end the run; 0: no early stop", minimum=0
+    )
+    early_stop_min_delta: float = key(
+        0.0, "decrease of the evaluation loss that must be exceeded to improve", minimum=0
+    )
     threads: int = key(
         0, "CPU threads per process; 0: its share of the host's cores", minimum=0,
         maximum=MOST_THREADS,
     )  # fmt: skip
+
+
+def _are_sinks(text: str) -> bool:
+    """Whether a text names sinks, or classes of the user's own."""
+    names = [name.strip() for name in text.split(",")] if text else []
+    return all(name in SINKS or re.fullmatch(r"[\w.]+:\w+", name) for name in names)
+
+
+@dataclass(frozen=True)
+class MetricsTable:
+    """Where the metrics go in addition to metrics.jsonl."""
+
+    sinks: str = key(
+        "auto", "tensorboard, wandb, mlflow, MODULE:NAME; auto: tensorboard where it is installed",
+        expected=f"auto, or names of {', '.join(SINKS)} or MODULE:NAME, separated by commas",
+        accepts=lambda text: text == AUTO or _are_sinks(text),
+    )  # fmt: skip
+    project: str = key(
+        "axonn_ext", "project of wandb, or experiment of mlflow", expected="a name", accepts=bool
+    )
+
+    @property
+    def names(self) -> list[str]:
+        """The named sinks; none for auto."""
+        given = "" if self.sinks == AUTO else self.sinks
+        return [name.strip() for name in given.split(",") if name.strip()]
 
 
 @dataclass(frozen=True)
@@ -227,6 +288,7 @@ class Config:
     overlap: OverlapTable = field(default_factory=OverlapTable)
     pipeline: PipelineTable = field(default_factory=PipelineTable)
     checkpoint: CheckpointTable = field(default_factory=CheckpointTable)
+    metrics: MetricsTable = field(default_factory=MetricsTable)
 
     @property
     def vocabulary(self) -> str:

@@ -6,8 +6,8 @@ Messages about mistakes name the key, the expected and the given value, and wher
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
@@ -101,10 +101,42 @@ def _set(tables: Tables, dotted: str, value: Any, source: str, problems: list[st
         problems.append(_unknown(dotted, source))
         return
     table, _, name = dotted.partition(".")
+    if key.row is None:
+        _read_into(tables[table], name, key, value, f"{dotted}:", source, problems)
+    else:
+        tables[table][name] = tuple(_rows(key, dotted, value, source, problems))
+
+
+def _read_into(
+    values: dict[str, Any], name: str, key: Key, value: Any, place: str, source: str,
+    problems: list[str],
+) -> None:  # fmt: skip
     try:
-        tables[table][name] = key.read(value)
+        values[name] = key.read(value)
     except ValueError as error:
-        problems.append(f"{dotted}: expected {error}, got {_shown(value)} {source}")
+        problems.append(f"{place} expected {error}, got {_shown(value)} {source}")
+
+
+def _rows(key: Key, dotted: str, value: Any, source: str, problems: list[str]) -> Iterator[Any]:
+    """Yields the legal elements of an array of tables."""
+    if not isinstance(value, list) or not all(isinstance(row, dict) for row in value):
+        got = _shown(value)
+        problems.append(f"{dotted}: expected an array of tables [[{dotted}]], got {got} {source}")
+        return
+    known = keys_of(key.row)
+    for number, row in enumerate(value):
+        values: dict[str, Any] = {}
+        place = f"{dotted}[{number}]"
+        for name, given in row.items():
+            if name in known:
+                _read_into(values, name, known[name], given, f"{place}.{name}:", source, problems)
+            else:
+                keys = f"keys of [[{dotted}]]: {', '.join(known)}"
+                problems.append(f"unknown key {place}.{name} {source}{hint(name, known)}; {keys}")
+        try:
+            yield key.row(**values)
+        except ValueError as error:
+            problems.append(f"{place}.{error} {source}")
 
 
 def _parse_grid(text: str, problems: list[str]) -> dict[str, Any]:
@@ -157,8 +189,11 @@ def _shown(value: Any) -> str:
     """Returns the value as it is written in TOML."""
     try:
         return clipped(toml_value(value))
-    except ValueError:  # Python raises it for a number with thousands of digits
-        return f"a number of {value.bit_length()} bits"
+    except (ValueError, RecursionError):  # such as a number with thousands of digits
+        kind = type(value).__name__
+        return (
+            f"a number of {value.bit_length()} bits" if kind == "int" else f"a value of type {kind}"
+        )
 
 
 def toml_value(value: Any) -> str:
@@ -167,6 +202,12 @@ def toml_value(value: Any) -> str:
         return "0"
     if isinstance(value, bool):
         return "true" if value else "false"
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(toml_value, value))}]"
+    if is_dataclass(value) and not isinstance(value, type):
+        value = asdict(value)
+    if isinstance(value, dict):
+        return f"{{{', '.join(f'{key} = {toml_value(each)}' for key, each in value.items())}}}"
     if isinstance(value, str):
         return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
     return repr(value)

@@ -28,10 +28,11 @@ MAY_DIFFER: Mapping[str, str] = {
     "train.threads": "hosts may have different processors",
 }
 # Tables and keys that may differ between a run and the one that continues it.
-_FREE_TABLES = ("grid", "parallel", "overlap", "pipeline", "checkpoint")
+_FREE_TABLES = ("grid", "parallel", "overlap", "pipeline", "checkpoint", "metrics")
 _FREE_KEYS = {
     *("train.threads", "train.device", "train.verify", "train.eval_interval"),
     *("train.eval_batches", "train.micro_batches"),
+    *("train.early_stop_patience", "train.early_stop_min_delta"),
     *("optim.zero", "optim.offload", "optim.bucket_elements", "optim.offload_folder"),
 }
 _EFFECTS = {  # how a change affects what is read
@@ -70,8 +71,14 @@ def shared_values(job: Job, corpus: Corpus | Examples) -> dict[str, str]:
 
 def as_json(config: Config) -> dict[str, Any]:
     """Returns the values of all keys by table, as in TOML: 0 stands for None."""
+
+    def plain(value: Any) -> Any:
+        if value is None:
+            return 0
+        return list(value) if isinstance(value, tuple) else value
+
     return dataclasses.asdict(
-        config, dict_factory=lambda items: {key: 0 if v is None else v for key, v in items}
+        config, dict_factory=lambda items: {key: plain(value) for key, value in items}
     )
 
 
@@ -85,11 +92,17 @@ def differences(saved: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[st
             # A key that did not exist yet when the run was saved had the effect of its default.
             before = saved.get(table, {}).get(key, defaults[table][key])
             free = f"{table}.{key}" in _FREE_KEYS
-            if key == "steps":  # the cosine ends there
-                free = now["optim"]["final_lr_fraction"] == 1
+            if key == "steps":
+                free = not _ends_with_the_run(now["optim"])
             if not free and before != value:
                 effect = _EFFECTS.get(f"{table}.{key}", "")
                 yield (
                     f"{table}.{key} was {before!r} in the run that is continued, now {value!r}"
                     f"{effect}"
                 )
+
+
+def _ends_with_the_run(optim: Mapping[str, Any]) -> bool:
+    """Whether the learning rate of a step depends on the number of steps."""
+    falls = optim["schedule"] != "constant" and optim["final_lr_fraction"] != 1
+    return falls or optim["warmup_fraction"] > 0

@@ -12,6 +12,7 @@ from pathlib import Path
 from axonn_ext.terminal.console import Console, say
 from axonn_ext.terminal.files import writing
 from axonn_ext.train.checkpoints import Resumed
+from axonn_ext.train.config import AUTO
 from axonn_ext.train.metrics import (
     METRICS_FILE,
     MetricsFile,
@@ -58,8 +59,8 @@ class User(Audience):
         continues = run.resumed is not None and folder.resolve() in run.resumed.parents
         create_folder(folder, self._job.config, resumes=continues)
 
-    def nothing_left(self) -> None:
-        self._tell(f"nothing is left to do: train.steps is {self._job.config.train.steps:,}")
+    def nothing_left(self, why: str) -> None:
+        self._tell(f"nothing is left to do: {why}")
 
     def warmed_up(self, num_measured: int, seconds: float) -> None:
         if num_measured:
@@ -71,12 +72,17 @@ class User(Audience):
             MetricsFile(self._folder, first_step=trainer.steps_done),
             Terminal(
                 self._console, num_steps=self._job.config.train.steps,
-                scales_loss=trainer.scaler is not None,
+                on_gpu=self._job.device == "cuda", scales_loss=trainer.scaler is not None,
                 has_peak=self._job.rates.peak_flops is not None,
             ),
         ]  # fmt: skip
-        if TensorBoard.installed():
-            sinks.append(TensorBoard(self._folder))
+        table, first = self._job.config.metrics, trainer.steps_done
+        if table.sinks == AUTO and TensorBoard.installed():
+            sinks.append(TensorBoard(self._folder, first_step=first))
+        if table.names:
+            from axonn_ext.train.sinks import open_sinks
+
+            sinks += open_sinks(self._job.config, self._folder, first_step=first, say=self._tell)
         self._before, began = trainer.steps_done, time.perf_counter()
         try:
             yield sinks
@@ -143,6 +149,7 @@ def _notes(trainer: Trainer) -> list[str]:
             f"{scaler.loss_scale:g} now"
         ]
     return [
+        *([trainer.why_done] if trainer.stopped_early else []),
         *overflows,
         *([f"skipped steps, whose loss or gradient was not finite: {skipped}"] if skipped else []),
         *trainer.exposure.summary(),

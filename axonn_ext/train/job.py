@@ -83,7 +83,7 @@ def prepare(config: Config, *, world_size: int, local_world_size: int | None = N
     # Whether the grid fits the model is checked only if the number of processes is right.
     problems = _process_problems(job, world_size) or _fit_problems(job)
     problems += _device_problems(job, local_world_size or world_size) + _goldfish_problems(config)
-    problems += _lora_problems(job) + unfit_texts
+    problems += _lora_problems(job) + _early_stop_problems(config) + unfit_texts
     if problems:
         raise UserError(*problems)
     return job
@@ -112,16 +112,26 @@ def _process_problems(job: Job, world_size: int) -> list[str]:
         for key, is_set in (("data.order examples", config.data.order == EXAMPLES),
                             ("lora.rank", config.lora.rank > 0),
                             ("optim.name muon", config.optim.is_muon),
+                            ("optim.groups", bool(config.optim.groups)),
                             ("optim.zero", config.optim.zero > 0)):  # fmt: skip
             if is_set:
                 return [f"model.implementation plain does not support {key}; use axonn"]
     if config.lora.rank and config.optim.is_muon:
         return ["optim.name: expected adamw with lora.rank, whose adapters have no matrices of "
                 "blocks, got muon"]  # fmt: skip
+    for key in ("groups", "ema_decay") if config.optim.is_muon else ():
+        if value := getattr(config.optim, key):
+            return [f"optim.{key}: expected none with optim.name muon, got {value}"]
     if config.lora.rank and shape.pipe > 1:
         return [f"lora.rank: expected 0 on pipeline stages (pipe={shape.pipe}), got an adapter"]
+    if config.lora.rank and config.optim.groups:
+        return ["optim.groups: expected none with lora.rank, which freezes all but the adapters"]
     if config.optim.zero > 1 and shape.pipe > 1:
         return [f"optim.zero: expected 0 or 1 on pipeline stages (pipe={shape.pipe}), got 2"]
+    if config.optim.ema_decay and config.optim.offload == "disk":
+        return [
+            f"optim.ema_decay: expected 0 with optim.offload disk, got {config.optim.ema_decay:g}"
+        ]
     folder = config.optim.offload_folder
     if folder and not Path(folder).is_dir():
         return [f"optim.offload_folder: expected a folder that exists, got {folder}"]
@@ -156,6 +166,17 @@ def _lora_problems(job: Job) -> list[str]:
     if rank <= largest:
         return []
     return [f"lora.rank: expected at most {largest}, the model's features, got {rank}"]
+
+
+def _early_stop_problems(config: Config) -> list[str]:
+    train = config.train
+    if not train.early_stop_patience or (train.eval_interval and config.data.held_out):
+        return []
+    key = "data.held_out" if train.eval_interval else "train.eval_interval"
+    return [
+        f"train.early_stop_patience: expected 0 without evaluations ({key} is 0), got "
+        f"{train.early_stop_patience}"
+    ]
 
 
 def _device_problems(job: Job, local_world_size: int) -> list[str]:
@@ -218,8 +239,9 @@ def check_memory(job: Job, *, ranks_here: int) -> None:
     """
     config, shape = job.config, job.config.grid
     tokens = config.micro_batch_size * config.model.sequence_length * BYTES_OF_A_TOKEN
-    # With adapters, the weights have neither gradients nor moments.
-    bytes_each = job.dtype.itemsize if config.lora.rank else _bytes_of_a_parameter(job)
+    # Frozen weights have neither gradients nor moments.
+    is_frozen = config.lora.rank or any(group.frozen for group in config.optim.groups)
+    bytes_each = job.dtype.itemsize if is_frozen else _bytes_of_a_parameter(job)
     parameters = job.model.num_parameters() * bytes_each
     rank = parameters / (shape.x * shape.y * shape.z * shape.pipe) + tokens / (shape.data * shape.z)
     what = f"a model of {job.model.num_parameters():,} parameters, with this batch,"

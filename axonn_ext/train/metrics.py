@@ -40,6 +40,7 @@ class StepMetrics:
     dropped        the share of the labels that Goldfish loss left out of the global batch
     hardware_tflops, peak_fraction, whole_peak_fraction
                    see train.rates.Speed; the last two are None if train.machine is empty
+    memory_fraction  memory_bytes over the memory of rank 0's GPU; None on a CPU
     """
 
     step: int
@@ -57,6 +58,7 @@ class StepMetrics:
     hardware_tflops: float | None = None
     peak_fraction: float | None = None
     whole_peak_fraction: float | None = None
+    memory_fraction: float | None = None
 
 
 @dataclass(frozen=True)
@@ -74,7 +76,10 @@ class EvaluationMetrics:
 
 
 class MetricsSink(Protocol):
-    """Receives the metrics of a run while it runs."""
+    """Receives the metrics of a run while it runs.
+
+    `axonn_ext.train.sinks` opens those that metrics.sinks names.
+    """
 
     def step(self, metrics: StepMetrics) -> None: ...
 
@@ -129,12 +134,16 @@ def _lines_up_to(path: Path, step: int) -> list[str]:
 
 
 class TensorBoard:
-    """Writes the same numbers as TensorBoard scalars."""
+    """Writes the same numbers as TensorBoard scalars.
 
-    def __init__(self, folder: Path) -> None:
+    first_step: number of steps before a run was resumed; TensorBoard forgets later ones.
+    """
+
+    def __init__(self, folder: Path, *, first_step: int = 0) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
-        self._writer = SummaryWriter(str(folder / TENSORBOARD_FOLDER))
+        purged = first_step + 1 if first_step else None
+        self._writer = SummaryWriter(str(folder / TENSORBOARD_FOLDER), purge_step=purged)
 
     @staticmethod
     def installed() -> bool:

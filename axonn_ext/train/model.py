@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Protocol
@@ -15,10 +16,13 @@ from axonn_ext import models
 from axonn_ext.data import Batch
 from axonn_ext.models.transformer import Transformer
 from axonn_ext.nn import Places
+from axonn_ext.optim import freeze
 from axonn_ext.optim.gradients import GradientNorm, clipping_factor, gradient_norm, widened
 from axonn_ext.overlap import Orchestrator
 from axonn_ext.ranks.grid import Grid
+from axonn_ext.ranks.rank_values import of_all_ranks
 from axonn_ext.spec.files.errors import InputError
+from axonn_ext.spec.optimizer import ParameterGroup, group_of
 from axonn_ext.terminal.errors import UserError
 from axonn_ext.train.config import LoraTable
 from axonn_ext.train.job import Job
@@ -116,6 +120,7 @@ class GridModel(_Whole):
         self.module = _build(job, grid, dtype=job.dtype, device=job.device)
         if lora.rank:
             add_adapters(self.module, lora, seed=job.config.train.seed)
+        freeze_groups(self.module, job.config.optim.groups, grid)
         overlap = job.config.overlap_options()
         self.orchestrator = None if overlap is None else Orchestrator(self.module, overlap)
 
@@ -145,6 +150,7 @@ class PipelineModel:
         from axonn_ext.pipeline import Pipeline  # imported here, as most runs have no stages
 
         self.module = _build(job, grid, dtype=job.dtype, device=job.device)
+        freeze_groups(self.module, job.config.optim.groups, grid)
         self.pipeline = Pipeline(
             self.module, grid, job.config.pipeline, overlap=job.config.overlap_options()
         )
@@ -245,6 +251,37 @@ def add_adapters(module: Transformer, lora: LoraTable, *, seed: int) -> None:
     ranks = {adapter.rank for _, adapter in adapters_of(module)}
     if ranks != {lora.rank}:
         raise UserError(f"lora.rank: expected {max(ranks)}, as in {lora.start}, got {lora.rank}")
+
+
+def freeze_groups(module: Transformer, groups: Sequence[ParameterGroup], grid: Grid) -> None:
+    """Freezes the parameters of frozen groups.
+
+    Collectives, if there are groups and stages: two all-gathers over pipe. Raises UserError, on all
+    ranks, if a pattern matches no parameter, or if nothing is left to train.
+    """
+    if not groups:
+        return
+    names = [name for name, _ in module.named_parameters()]
+    if grid.size("pipe") > 1:
+        names = [name for stage in of_all_ranks(names, grid.group("pipe")) for name in stage]
+    numbers = {name: group_of(name, groups) for name in names}
+    for number, group in enumerate(groups):
+        place = f"optim.groups[{number}].names"
+        for pattern in group.patterns:
+            if not any(ParameterGroup(pattern).matches(name) for name in names):
+                known = sorted({re.sub(r"\.\d+\.", ".*.", name) for name in names})
+                raise UserError(
+                    f"{place}: expected patterns that match parameters of this model, got "
+                    f"{pattern}; its parameters are {', '.join(known)}"
+                )
+        if number not in numbers.values():
+            raise UserError(
+                f"{place}: expected parameters that no earlier group has, got {group.names}, which "
+                "matches only others"
+            )
+    if all(number >= 0 and groups[number].frozen for number in numbers.values()):
+        raise UserError("optim.groups: expected parameters that train, got groups that freeze all")
+    freeze(module, groups)
 
 
 def build_model(job: Job, grid: Grid) -> TrainedModel:

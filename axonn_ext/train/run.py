@@ -73,7 +73,7 @@ class Audience:
     def starts(self) -> None:
         """Steps are left, and the checkpoint, if any, is loaded: the run may change its folder."""
 
-    def nothing_left(self) -> None:
+    def nothing_left(self, why: str) -> None:
         """The run has no steps left."""
 
     def warmed_up(self, num_measured: int, seconds: float) -> None:

@@ -28,7 +28,8 @@ LOSS_PICTURE = "loss.png"
 PROFILE_FILE = "profile.json"
 COMPARE_PICTURE = "compare.png"
 MODEL, ADAPTER = "model", "adapter"  # the folder that a run of a pretrained model writes at its end
-_OURS = (CONFIG_FILE, METRICS_FILE, LOSS_PICTURE, COMPARE_PICTURE, PROFILE_FILE)
+_RECORDS = (METRICS_FILE, "wandb.json", "mlflow.json")  # of all steps; the last two of train.sinks
+_OURS = (CONFIG_FILE, *_RECORDS, LOSS_PICTURE, COMPARE_PICTURE, PROFILE_FILE)
 
 
 def default_folder(config_path: Path | None) -> Path:
@@ -130,10 +131,10 @@ def create_folder(folder: Path, config: Config, *, resumes: bool = False) -> Non
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for name in _OURS:
-            if not (resumes and name == METRICS_FILE):
+            if not (resumes and name in _RECORDS):
                 (folder / name).unlink(missing_ok=True)
         if not resumes:
-            for name in (TENSORBOARD_FOLDER, CHECKPOINTS, HANGS, MODEL, ADAPTER):
+            for name in (TENSORBOARD_FOLDER, "wandb", CHECKPOINTS, HANGS, MODEL, ADAPTER):
                 shutil.rmtree(folder / name, ignore_errors=True)
         with open_new(folder / CONFIG_FILE) as file:
             file.write(to_toml(config).encode())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 
 from rich.console import Console
@@ -15,8 +16,11 @@ from axonn_ext.train.job import Job
 from axonn_ext.train.metrics import EvaluationMetrics, StepMetrics
 
 NUM_LINES = 20  # number of lines printed for a run; in between, a live terminal shows a bar
-_COLUMNS = ("step", "loss", "grad norm", "lr", "tokens/s", "TFLOP/s", "memory", "time left")
-_ROW = "{:>7}  {:>8}  {:>9}  {:>8}  {:>9}  {:>8}  {:>8}  {:>9}"
+_COLUMNS = (
+    "step", "loss", "grad norm", "lr", "tokens/s", "TFLOP/s", "memory", "time left", "at"
+)  # fmt: skip
+_ROW = "{:>7}  {:>8}  {:>9}  {:>8}  {:>9}  {:>8}  {:>8}  {:>9}  {:>8}"
+_GPU_COLUMNS, _GPU_ROW = ("of GPU",), "  {:>6}"
 _PEAK_COLUMNS = ("hardware", "% of peak", "all attn.")
 _PEAK_ROW = "  {:>8}  {:>9}  {:>9}"
 _SCALE_COLUMNS, _SCALE_ROW = ("loss scale", "skipped"), "  {:>10}  {:>7}"
@@ -25,16 +29,17 @@ _SCALE_COLUMNS, _SCALE_ROW = ("loss scale", "skipped"), "  {:>10}  {:>7}"
 class Terminal:
     """Prints a line every few steps and at every evaluation, and a bar on a live terminal.
 
-    scales_loss: also show the loss scale and the number of skipped steps. has_peak: also show
-    TFLOP/s with recomputation, and % of the machine's peak without and with the masked half of
-    attention.
+    on_gpu: also show the share of the GPU's memory. scales_loss: also show the loss scale and the
+    number of skipped steps. has_peak: also show TFLOP/s with recomputation, and % of the machine's
+    peak without and with the masked half of attention.
     """
 
     def __init__(
-        self, console: Console, *, num_steps: int, scales_loss: bool = False, has_peak: bool = False
-    ) -> None:
+        self, console: Console, *, num_steps: int, on_gpu: bool = False, scales_loss: bool = False,
+        has_peak: bool = False,
+    ) -> None:  # fmt: skip
         self._console, self._scales_loss, self._has_peak = console, scales_loss, has_peak
-        self._num_steps = num_steps
+        self._num_steps, self._on_gpu = num_steps, on_gpu
         self._interval = max(1, num_steps // NUM_LINES)
         self._progress: Progress | None = None
         self._task = TaskID(0)
@@ -49,7 +54,8 @@ class Terminal:
                 "train", total=num_steps, loss="-", speed="-", left="-"
             )
             self._progress.start()
-        titles = _PEAK_ROW.format(*_PEAK_COLUMNS) if has_peak else ""
+        titles = _GPU_ROW.format(*_GPU_COLUMNS) if on_gpu else ""
+        titles += _PEAK_ROW.format(*_PEAK_COLUMNS) if has_peak else ""
         titles += _SCALE_ROW.format(*_SCALE_COLUMNS) if scales_loss else ""
         self._print(_ROW.format(*_COLUMNS) + titles, "bold")
 
@@ -66,7 +72,10 @@ class Terminal:
                 metrics.step, f"{metrics.loss:.4f}", norm, f"{metrics.lr:.2e}",
                 f"{metrics.tokens_per_s:,.0f}", f"{metrics.tflops:.3f}",
                 f"{metrics.memory_bytes / 2**20:,.0f} MB", duration(metrics.eta_s),
+                time.strftime("%H:%M:%S"),
             )  # fmt: skip
+            if self._on_gpu:
+                row += _GPU_ROW.format(f"{100 * (metrics.memory_fraction or 0.0):.0f} %")
             if self._has_peak:
                 row += _peak_cells(metrics)
             if self._scales_loss:

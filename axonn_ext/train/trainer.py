@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
@@ -18,18 +19,22 @@ import axonn_ext
 from axonn_ext.checkpoint import CheckpointError
 from axonn_ext.data import Batch, Batches, Evaluation
 from axonn_ext.models.transformer import Transformer
-from axonn_ext.optim import AdamW, LossScaler, WarmupCosine
+from axonn_ext.optim import AdamW, LossScaler, Schedule
 from axonn_ext.ranks.grid import Grid
+from axonn_ext.ranks.rank_values import of_first_rank
 from axonn_ext.terminal.errors import TrainingError
 from axonn_ext.train.batches import count_labels, reading
 from axonn_ext.train.checkpoints import Resumed, RunCheckpoints
-from axonn_ext.train.config import OptimTable
+from axonn_ext.train.config import Config, OptimTable
 from axonn_ext.train.exposure import Exposure
 from axonn_ext.train.job import Job
 from axonn_ext.train.metrics import EvaluationMetrics, MetricsSink, StepMetrics
 from axonn_ext.train.model import TrainedModel
 from axonn_ext.train.nonfinite import NonFinite
 from axonn_ext.train.slow_ranks import SlowRanks
+
+if TYPE_CHECKING:
+    from axonn_ext.train.early_stop import EarlyStop
 
 
 @dataclass(frozen=True)
@@ -70,20 +75,19 @@ class Trainer:
         profile: Path | None = None,
         say: Callable[[str], None] | None = None,
     ) -> None:
-        config, optim = job.config, job.config.optim
+        config = job.config
         self._config, self._device, self._grid = config, job.device, grid
         self._rates, self._stop = job.rates, stop
         self._training, self._evaluation = training, evaluation
         self._model, self._optimizer = model, optimizer
         self._sinks: Sequence[MetricsSink] = ()
-        self._schedule = WarmupCosine(
-            peak=optim.lr, final=optim.lr * optim.final_lr_fraction,
-            warmup_steps=optim.warmup_steps, total_steps=config.train.steps,
-        )  # fmt: skip
+        self._schedule = make_schedule(config.optim, config.train.steps)
         self._scaler = job.loss_scaler()
+        self._early_stop = _early_stop(config)
         self._checkpoints = RunCheckpoints(
-            job, folder, module=model.module, optimizer=optimizer, scaler=self._scaler, say=say
-        )
+            job, folder, module=model.module, optimizer=optimizer, scaler=self._scaler,
+            early_stop=self._early_stop, say=say,
+        )  # fmt: skip
         self._done = 0  # number of steps
         self._first_step_done = (0, 0.0)  # number and end time of this process's first step
         self._nonfinite = NonFinite(config, model.module, say, self._scaler, grid)
@@ -132,8 +136,21 @@ class Trainer:
 
     @property
     def is_done(self) -> bool:
-        """Whether no steps are left."""
-        return self._done >= self._config.train.steps
+        """Whether no steps are left, or the run has stopped early."""
+        return self._done >= self._config.train.steps or self.stopped_early
+
+    @property
+    def stopped_early(self) -> bool:
+        """Whether the run ends before its last step, as the evaluations no longer improve."""
+        is_due = self._early_stop is not None and self._early_stop.is_due
+        return is_due and self._done < self._config.train.steps
+
+    @property
+    def why_done(self) -> str:
+        """The reason for the end of the run."""
+        if self._early_stop is not None and self.stopped_early:
+            return self._early_stop.describe()
+        return f"train.steps is {self._config.train.steps:,}"
 
     @property
     def steps_done(self) -> int:
@@ -180,11 +197,13 @@ class Trainer:
                 self._report(step + 1, gradients, lr, seconds)
             self._done = done = step + 1
             stops = self._stop is not None and self._stop(done)
-            self._checkpoints.after_step(done, last=stops or done == train.steps)
-            if stops:
-                break
-            if train.eval_interval and (done % train.eval_interval == 0 or done == train.steps):
+            due = train.eval_interval and (done % train.eval_interval == 0 or done == train.steps)
+            if due and not stops:
                 self._evaluate(done)
+            ends = stops or self.is_done
+            self._checkpoints.after_step(done, last=ends)
+            if ends:
+                break
 
     def _forward_backward(self, step: int) -> Gradients:
         """Computes the gradients of one global batch; returns their norm and scale factor."""
@@ -213,13 +232,20 @@ class Trainer:
         return max(1.0, kept), 1 - kept / labels
 
     def _evaluate(self, step: int) -> None:
-        """Reports the mean loss over the fixed batches of held-out text."""
+        """Reports the mean loss over the fixed batches of held-out text, of the averaged weights.
+
+        Collectives, with early stopping: two broadcasts of rank 0's loss.
+        """
         batches = self._evaluation
         if batches is None:
             return
         with reading(self._config):
             read = [batches.batch(index) for index in range(batches.num_batches)]
-        total = self._model.evaluate(read, batches.num_labels)
+        with self._optimizer.averaged():
+            total = self._model.evaluate(read, batches.num_labels)
+        if self._early_stop is not None:
+            agreed = of_first_rank(total) if self._grid.world_size > 1 else total
+            self._early_stop.saw(step, agreed)
         tokens = self._tokens(step)
         for sink in self._sinks:
             sink.evaluation(EvaluationMetrics(step=step, tokens=tokens, eval_loss=total))
@@ -254,9 +280,31 @@ class Trainer:
             hardware_tflops=speed.hardware_tflops,
             peak_fraction=speed.peak_fraction,
             whole_peak_fraction=speed.whole_peak_fraction,
+            memory_fraction=memory_fraction(),
         )
         for sink in self._sinks:
             sink.step(metrics)
+
+
+def _early_stop(config: Config) -> EarlyStop | None:
+    """Returns a new early stop, if one is configured."""
+    train = config.train
+    if not train.early_stop_patience:
+        return None
+    from axonn_ext.train.early_stop import EarlyStop  # most runs do not need it
+
+    return EarlyStop(train.early_stop_patience, train.early_stop_min_delta)
+
+
+def make_schedule(optim: OptimTable, steps: int) -> Schedule:
+    """Returns the configured learning rate of a run of that many steps."""
+    fraction = optim.warmup_fraction
+    return Schedule(
+        peak=optim.lr, final=optim.lr * optim.final_lr_fraction,
+        warmup_steps=round(fraction * steps) if fraction else optim.warmup_steps,
+        total_steps=steps, shape=optim.schedule, decay_type=optim.decay_type,
+        decay_steps=round(optim.decay_fraction * steps),
+    )  # fmt: skip
 
 
 def make_optimizer(module: nn.Module, optim: OptimTable) -> AdamW:
@@ -276,6 +324,7 @@ def make_optimizer(module: nn.Module, optim: OptimTable) -> AdamW:
         module, lr=optim.lr, betas=betas, eps=optim.eps,
         weight_decay=optim.weight_decay, zero=optim.zero, offload=optim.offload,
         bucket_elements=optim.bucket_elements, folder=optim.offload_folder or None,
+        groups=optim.groups, ema_decay=optim.ema_decay,
     )  # fmt: skip
 
 
@@ -285,3 +334,11 @@ def peak_memory_bytes() -> int:
         return torch.cuda.max_memory_allocated()
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+def memory_fraction() -> float | None:
+    """Returns the share of the GPU's memory that torch allocated at most; None without a GPU."""
+    if not torch.cuda.is_initialized():
+        return None
+    total = torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory
+    return torch.cuda.max_memory_allocated() / total

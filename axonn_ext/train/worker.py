@@ -70,6 +70,10 @@ def run_worker(
             free = stack.enter_context(_claimed_by_rank_0(folder, here))
             if here.rank == 0:
                 check_folder(folder, overwrite=overwrite, resumes=config.checkpoint.resume == AUTO)
+                if config.metrics.names:
+                    from axonn_ext.train.sinks import check_sinks
+
+                    check_sinks(config)
             job = prepare(
                 config, world_size=here.world_size, local_world_size=here.local_world_size
             )
@@ -142,7 +146,10 @@ def _train(run: Run, watch: _Watch, stop_watching: Callable[[], None], *, profil
     )  # fmt: skip
     audience.begins()
     _take_steps(run, trainer, grid, audience)
-    saved = save_trained(job, model.module, run.folder, rank=grid.rank) if trainer.is_done else None
+    saved = None
+    if trainer.is_done:
+        with optimizer.averaged():
+            saved = save_trained(job, model.module, run.folder, rank=grid.rank)
     stop_watching()
     audience.ended(trainer, saved)
     grid.communicators.close()
@@ -162,7 +169,7 @@ def _take_steps(run: Run, trainer: Trainer, grid: Grid, audience: Audience) -> N
     if run.resumed is not None:
         audience.resumed(run.resumed, trainer.resume(run.resumed))
     if trainer.is_done:
-        audience.nothing_left()
+        audience.nothing_left(trainer.why_done)
         return
     audience.starts()
     # One rank has nothing to choose from.

@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch import nn
 
-from axonn_ext.optim import AdamW, WarmupCosine
+from axonn_ext.optim import AdamW, Schedule
+from axonn_ext.spec.optimizer import SCHEDULES
 
 OPTIONS = {"lr": 1e-2, "betas": (0.9, 0.95), "eps": 1e-8}
 
@@ -118,7 +119,7 @@ def test_zero_grad_and_missing_gradients() -> None:
 
 
 def test_schedule() -> None:
-    schedule = WarmupCosine(peak=1.0, final=0.1, warmup_steps=4, total_steps=25)
+    schedule = Schedule(peak=1.0, final=0.1, warmup_steps=4, total_steps=25)
     assert [schedule(step) for step in range(4)] == [0.25, 0.5, 0.75, 1.0]
     assert schedule(4) == 1.0
     assert schedule(14) == pytest.approx(0.55)  # halfway between 4 and 24
@@ -128,8 +129,52 @@ def test_schedule() -> None:
     assert falling == sorted(falling, reverse=True)
 
 
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"shape": "constant"}, [0.5, 1, 1, 1, 1, 1, 1, 1, 1, 1]),
+        ({"shape": "linear"}, [0.5, 1, 1, 6 / 7, 5 / 7, 4 / 7, 3 / 7, 2 / 7, 1 / 7, 0]),
+        ({"shape": "wsd", "decay_steps": 4}, [0.5, 1, 1, 1, 1, 1, 0.75, 0.5, 0.25, 0]),
+        ({"shape": "wsd", "decay_steps": 4, "decay_type": "1-sqrt"},
+         [0.5, 1, 1, 1, 1, 1, 0.5, 1 - 0.5**0.5, 1 - 0.75**0.5, 0]),
+        ({"shape": "wsd"}, [0.5, 1, 1, 1, 1, 1, 1, 1, 1, 1]),
+        ({"shape": "wsd", "decay_steps": 20},
+         [0.5, 1, 1, 6 / 7, 5 / 7, 4 / 7, 3 / 7, 2 / 7, 1 / 7, 0]),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_shapes_of_schedules(options, expected) -> None:
+    schedule = Schedule(peak=1.0, final=0.0, warmup_steps=2, total_steps=10, **options)
+    assert [schedule(step) for step in range(10)] == pytest.approx(expected)
+    if options != {"shape": "wsd"}:  # without a decay, it falls at once after the last step
+        assert schedule(100) == pytest.approx(expected[-1])
+
+
+def test_the_cosine_is_that_of_earlier_versions_to_the_bit() -> None:
+    """Runs of earlier versions resume with the same rates."""
+    for peak, final, warmup, total in (
+        (1e-3, 1e-4, 20, 200),
+        (3e-4, 0.0, 0, 977),
+        (0.7, 0.7, 1, 5),
+    ):
+        schedule = Schedule(peak=peak, final=final, warmup_steps=warmup, total_steps=total)
+        for step in range(warmup, total):
+            progress = min(1.0, (step - warmup) / max(1, total - 1 - warmup))
+            old = final + (peak - final) * 0.5 * (1 + math.cos(math.pi * progress))
+            assert schedule(step) == old
+
+
 @pytest.mark.parametrize(("warmup", "total"), [(0, 1), (1, 1), (5, 5), (10, 3)])
-def test_schedule_of_few_steps_is_a_number(warmup: int, total: int) -> None:
-    schedule = WarmupCosine(peak=1.0, final=0.1, warmup_steps=warmup, total_steps=total)
+@pytest.mark.parametrize("shape", SCHEDULES)
+def test_schedule_of_few_steps_is_a_number(warmup: int, total: int, shape: str) -> None:
+    schedule = Schedule(
+        peak=1.0, final=0.1, warmup_steps=warmup, total_steps=total, shape=shape, decay_steps=2
+    )
     rates = [schedule(step) for step in range(total)]
     assert all(math.isfinite(rate) and 0 < rate <= 1 for rate in rates)
+
+
+def test_unknown_shapes_are_refused() -> None:
+    for name in ("shape", "decay_type"):
+        with pytest.raises(ValueError, match=f"{name} must be one of .*linear.*, got 'step'"):
+            Schedule(peak=1.0, final=0.1, warmup_steps=0, total_steps=1, **{name: "step"})

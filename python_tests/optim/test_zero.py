@@ -54,6 +54,24 @@ def test_as_without(pool: Pool, shape: GridShape, zero: int) -> None:
     )  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    ("shape", "zero", "options"),
+    [
+        (GridShape(data=2), 2, {"overlap": True}),
+        (GridShape(data=2), 1, {"offload": "cpu", "dtype": torch.bfloat16}),
+        (GridShape(z=2, data=2), 2, {"layout": "replicated"}),
+        (GridShape(pipe=2, data=2), 1, {"micro_batches": 2}),
+    ],
+    ids=str,
+)
+def test_groups_of_parameters(pool: Pool, shape: GridShape, zero: int, options, tmp_path) -> None:
+    """Some have factors or are frozen; checkpoints resume with the same options."""
+    setup = Setup(shape, zero, groups=True, **options)
+    check(pool, setup)
+    saved = pool(shape.size).run(zero_cases.save, setup, tmp_path / "step-00000002")
+    assert pool(shape.size).run(zero_cases.load, setup, tmp_path / "step-00000002") == saved
+
+
 @pytest.mark.parametrize(("adapters", "recompute"), [(True, "none"), (False, "every:2")])
 def test_adapters_and_recomputed_blocks(pool: Pool, adapters: bool, recompute: str) -> None:
     """Only some parameters have gradients, or gradients come after a second forward pass."""
@@ -101,8 +119,12 @@ def test_stages_of_a_pipeline(pool: Pool, overlap: bool) -> None:
             Setup(GridShape(pipe=2, data=2), 1, micro_batches=4),
             Setup(GridShape(data=2), 1, "cpu", overlap=True, micro_batches=4),
         ),
+        (
+            Setup(GridShape(pipe=2), micro_batches=2, groups=True),
+            Setup(GridShape(y=2, data=2), 2, micro_batches=2, groups=True),
+        ),
     ],
-    ids=["data=2 to 4", "to none", "from none", "from stages"],
+    ids=["data=2 to 4", "to none", "from none", "from stages", "groups from stages"],
 )
 def test_checkpoints_between_numbers_of_parts(
     pool: Pool, tmp_path: Path, before: Setup, after: Setup

@@ -16,9 +16,13 @@ from commands import SMALL
 def train_here(
     folder: Path, *, grid: str = "x=1", profile: bool = False, **overrides: object
 ) -> RunMetrics:
-    """Trains a small model in this process; returns the metrics."""
+    """Trains a small model in this process; returns the metrics. None leaves a key out."""
     pairs = {key.replace("__", "."): value for key, value in overrides.items()}
-    texts = [Override(key, str(value).lower()) for key, value in (SMALL | pairs).items()]
+    texts = [
+        Override(key, str(value).lower() if isinstance(value, bool) else str(value))
+        for key, value in (SMALL | pairs).items()
+        if value is not None
+    ]
     threads = torch.get_num_threads()
     try:
         config = load_config(None, grid=grid, overrides=tuple(texts))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from axonn_ext import (
 )
 from axonn_ext.models import ModelConfig, ParallelConfig
 from axonn_ext.models.pretrained import add_adapters
-from axonn_ext.optim import AdamW
+from axonn_ext.optim import AdamW, ParameterGroup, freeze
 from axonn_ext.optim.muon import Muon
 from axonn_ext.overlap import Orchestrator, Overlap
 from axonn_ext.pipeline import MicroBatch, Pipeline
@@ -43,6 +44,11 @@ CLOSE = {torch.float32: 1e-5, torch.bfloat16: ROUNDINGS / 2**9, torch.float16: R
 CLOSE_WEIGHTS = {dtype: d if dtype == torch.float32 else d**0.5 for dtype, d in CLOSE.items()}
 
 STEPS = 4
+GROUPS = (
+    ParameterGroup("blocks.*.norm_*", weight_decay=0.3),
+    ParameterGroup("blocks.0.mlp.*", frozen=True),
+    ParameterGroup("*.qkv.*, embedding.*", lr_factor=0.5),
+)
 OVERLAP = Overlap(prefetch=2, deferred=2, bucket_bytes=4096)
 
 
@@ -51,6 +57,7 @@ class Setup:
     """How a job trains.
 
     bucket_elements: small enough to split parameters. adapters: train only low-rank adapters.
+    groups: some parameters have other options, and some are frozen.
     """
 
     shape: GridShape
@@ -63,6 +70,8 @@ class Setup:
     overlap: bool = False
     recompute: str = "none"
     adapters: bool = False
+    groups: bool = False
+    ema: float = 0.0
     bucket_elements: int = 1500
     device: str = "cpu"
     muon: bool = False
@@ -94,6 +103,8 @@ class Job:
         )  # fmt: skip
         if setup.adapters:
             add_adapters(self.model, rank=3, alpha=6.0, targets=["all-linear"], seed=4)
+        groups = GROUPS if setup.groups else ()
+        freeze(self.model, groups)
         overlap = OVERLAP if setup.overlap else None
         self.pipeline: Pipeline | None = None
         self.orchestrator: Orchestrator | None = None
@@ -101,9 +112,9 @@ class Job:
             self.pipeline = Pipeline(self.model, self.grid, overlap=overlap)
         elif overlap is not None:
             self.orchestrator = Orchestrator(self.model, overlap)
-        self.optimizer = self._optimizer(setup)
+        self.optimizer = self._optimizer(setup, groups)
 
-    def _optimizer(self, setup: Setup) -> AdamW:
+    def _optimizer(self, setup: Setup, groups: Sequence[ParameterGroup]) -> AdamW:
         if setup.muon:
             return Muon(
                 self.model, matrices=self.model.hidden_matrices(), lr=1e-2, zero=setup.zero,
@@ -111,7 +122,7 @@ class Job:
             )  # fmt: skip
         return AdamW(
             self.model, lr=1e-2, zero=setup.zero, offload=setup.offload,
-            bucket_elements=setup.bucket_elements,
+            bucket_elements=setup.bucket_elements, groups=groups, ema_decay=setup.ema,
         )  # fmt: skip
 
     def run(self, first: int, count: int) -> list[tuple[float, float]]:

@@ -65,6 +65,8 @@ def other_value(info: Key, name: str, value: Any, draw: random.Random) -> Any:
     """Another valid value of the key."""
     if isinstance(value, bool):
         return not value
+    if info.row is not None:
+        return (info.row(names=f"blocks.{draw.randrange(99)}.*"),)
     if info.choices:
         return draw.choice([choice for choice in info.choices if choice != value])
     if isinstance(value, str):

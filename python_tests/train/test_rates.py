@@ -1,19 +1,26 @@
-"""The operations per second of a run, and its share of the machine's peak."""
+"""What a run reports of its speed and memory, also as a share of the machine's."""
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import torch
 
 from axonn_ext.planner import load_machine
 from axonn_ext.spec.flops import hardware_flops_per_token
 from axonn_ext.spec.model import ModelConfig
 from axonn_ext.spec.recompute import recomputation_of
 from axonn_ext.spec.stages import Stages
+from axonn_ext.terminal.console import Console
 from axonn_ext.terminal.errors import UserError
 from axonn_ext.train.config_file import Override, load_config
+from axonn_ext.train.metrics import StepMetrics
 from axonn_ext.train.rates import peak_flops_of
+from axonn_ext.train.terminal import Terminal
+from axonn_ext.train.trainer import memory_fraction
 from trained_here import train_here
 
 MODEL = ModelConfig(1024, 64, 7, 4, 128)
@@ -95,3 +102,26 @@ def test_a_machine_that_does_not_say_the_peak_is_refused(
     with pytest.raises(UserError) as error:
         train_here(tmp_path / "run", **keys)
     assert message in str(error.value)
+
+
+@pytest.mark.parametrize("on_gpu", [False, True])
+def test_a_line_has_the_time_and_the_share_of_the_gpu(capsys, on_gpu: bool) -> None:
+    terminal = Terminal(Console(), num_steps=20, on_gpu=on_gpu)
+    terminal.step(
+        StepMetrics(1, 5.0, 1.0, 1e-3, 256, 10.0, 0.1, 1 << 30, 3.0, memory_fraction=0.42)
+    )
+    terminal.close()
+    titles, row = capsys.readouterr().out.splitlines()
+    end = r" +42 %" if on_gpu else ""
+    assert titles.split()[-4 if on_gpu else -2 :] == ["left", "at", *["of", "GPU"] * on_gpu]
+    assert re.search(rf" 1,024 MB +3s +\d\d:\d\d:\d\d{end}$", row)
+
+
+def test_the_share_of_the_gpu_is_that_of_the_peak(monkeypatch) -> None:
+    assert torch.cuda.is_initialized() or memory_fraction() is None
+    for name, value in (
+        ("is_initialized", True), ("current_device", 0), ("max_memory_allocated", 50),
+        ("get_device_properties", SimpleNamespace(total_memory=200)),
+    ):  # fmt: skip
+        monkeypatch.setattr(torch.cuda, name, lambda *_, value=value: value)
+    assert memory_fraction() == 0.25

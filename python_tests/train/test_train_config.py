@@ -110,6 +110,10 @@ def test_examples_fit_their_grid(path: Path) -> None:
         ("optim.name", "sgd", 'expected one of adamw, muon, got "sgd"'),
         ("optim.momentum", "1", "expected a finite number >= 0 and <= 0.9999, got 1.0"),
         ("optim.adjust_lr", "big", 'expected one of match_rms_adamw, original, got "big"'),
+        ("optim.schedule", "step", 'expected one of constant, linear, cosine, wsd, got "step"'),
+        ("optim.warmup_fraction", "1.5", "expected a finite number >= 0 and <= 1, got 1.5"),
+        ("optim.decay_fraction", "-1", "expected a finite number >= 0 and <= 1, got -1.0"),
+        ("optim.decay_type", "sqrt", 'expected one of linear, 1-sqrt, got "sqrt"'),
         ("train.dtype", "fp8", 'expected one of fp32, bf16, fp16, got "fp8"'),
         ("data.order", "random", 'expected one of windows, documents, examples, got "random"'),
         ("model.tie_embeddings", "1", 'expected true or false, got "1"'),
@@ -344,10 +348,30 @@ def test_what_a_checkpoint_holds_says_nothing_if_nothing_has_changed() -> None:
     now = as_json(Config())
     assert now["model"]["num_kv_heads"] == 0
     before = {table: dict(keys) for table, keys in now.items() if table != "lora"}
-    del before["optim"]["zero"]
+    for key in ("zero", "schedule", "warmup_fraction", "decay_fraction", "decay_type"):
+        del before["optim"][key]
     assert list(differences(before, now)) == []
     before["model"]["num_kv_heads"] = 2
     before["train"]["steps"] += 1
     kv_heads, steps = differences(before, now)
     assert steps.endswith("now 200: the learning-rate schedule is computed for the new total")
     assert "model.num_kv_heads was 2 in the run that is continued, now 0" in kv_heads
+
+
+@pytest.mark.parametrize(
+    ("optim", "is_free"),
+    [
+        ({}, False),
+        ({"final_lr_fraction": 1}, True),
+        ({"schedule": "constant"}, True),
+        ({"schedule": "wsd"}, False),
+        ({"schedule": "constant", "warmup_fraction": 0.1}, False),
+    ],
+    ids=str,
+)
+def test_more_steps_change_what_follows_from_their_number(optim, is_free: bool) -> None:
+    before, now = as_json(Config()), as_json(Config())
+    now["train"] = now["train"] | {"steps": 1000}
+    for config in (before, now):
+        config["optim"] = config["optim"] | optim
+    assert bool(list(differences(before, now))) != is_free

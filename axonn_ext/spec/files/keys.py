@@ -31,8 +31,9 @@ T = TypeVar("T")
 class Key:
     """The meaning of an option, and its legal values.
 
-    kind: int, float, bool or str. optional: whether None is legal, which files write as 0.
+    kind: int, float, bool, str or tuple. optional: whether None is legal, which files write as 0.
     expected, accepts: for values of a special form: its description, and a check for it.
+    row: the dataclass of the elements of a tuple, which files write as an array of tables.
     """
 
     doc: str
@@ -44,12 +45,15 @@ class Key:
     above: float | None = None  # exclusive minimum
     expected: str = ""
     accepts: Callable[[Any], bool] | None = None
+    row: Any = None
 
     def allows(self, value: Any, most: int = _INT64) -> bool:
         """Whether the value is legal. most: the maximum of whole numbers that declare none."""
         kind = self.kind
         if value is None:
             return self.optional
+        if self.row is not None:
+            return isinstance(value, tuple) and all(isinstance(each, self.row) for each in value)
         if self.choices:
             return value in self.choices
         if isinstance(value, bool) != (kind is bool):
@@ -71,6 +75,8 @@ class Key:
 
     def wanted(self, value: Any, most: int = _INT64) -> str:
         """Returns a description of what is expected instead of an illegal value."""
+        if self.row is not None:
+            return "an array of tables"
         text = _WORDS[self.kind]
         if self.choices:
             return f"one of {', '.join(self.choices)}"
@@ -97,6 +103,13 @@ class Key:
 
     def parse(self, text: str) -> Any:
         """Returns the value of a command-line text, or the text itself if it cannot be parsed."""
+        if self.row is not None:
+            import tomllib  # only here, as ranks rarely need it
+
+            try:
+                return tomllib.loads(f"value = {text}")["value"]
+            except tomllib.TOMLDecodeError:
+                return text
         if self.kind is bool:
             return {"true": True, "false": False}.get(text.lower(), text)
         try:
