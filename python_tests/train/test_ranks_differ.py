@@ -37,7 +37,9 @@ from limits import HANG_SECONDS
 from token_files import write_token_files
 
 NUM_PAIRS = 200
-TEXTS = {"recompute": ("full", "every:2"), "blocks": ("1,1", "2,0")}  # keys with own syntax
+TEXTS = {  # keys with own syntax
+    "recompute": ("full", "every:2"), "blocks": ("1,1", "2,0"), "sinks": ("a:b", "tensorboard"),
+}  # fmt: skip
 OTHER_SETTINGS = {
     "AXONN_TIMEOUT_SECONDS": "77",
     "AXONN_SYMMETRIC_MEMORY_BYTES": "2097152",

@@ -30,7 +30,7 @@ PNG = b"\x89PNG\r\n\x1a\n"
 STEP_KEYS = {
     "step", "loss", "grad_norm", "lr", "tokens", "tokens_per_s", "tflops", "memory_bytes", "eta_s",
     "loss_scale", "skipped_steps", "dropped", "hardware_tflops", "peak_fraction",
-    "whole_peak_fraction",
+    "whole_peak_fraction", "memory_fraction",
 }  # fmt: skip
 
 
