@@ -102,8 +102,9 @@ class AdamW:
         self._lr_factors: dict[Kind, float] = {}
         for number, group in enumerate((ParameterGroup("*"), *groups), start=-1):
             for is_matrix in (True, False):
-                # All ranks list the same options, also where a stage has no parameter of a group.
-                if groups or any((p.dim() >= 2) == is_matrix for p in self._parameters):
+                # All ranks list the same options, also where a stage has no parameter of a group,
+                # or none but norms that AdamW updates.
+                if groups or others or any((p.dim() >= 2) == is_matrix for p in self._parameters):
                     decay = group.decay(weight_decay, is_matrix=is_matrix)
                     self._lr_factors[number, is_matrix] = group.lr_factor
                     self._options[number, is_matrix] = {

@@ -244,6 +244,7 @@ class Muon(AdamW):
             self._matrix_shards.discard()
             self._matrix_shards.drop_sums()
 
+    @torch.no_grad()
     def write_back(self) -> None:
         super().write_back()
         if self._matrix_shards is None:

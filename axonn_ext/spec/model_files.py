@@ -60,7 +60,10 @@ def load_optimizer(name: str) -> OptimizerOptions:
     whole = read_table(Path(name))
     if not whole.has("optim"):
         return OptimizerOptions()
-    return OptimizerOptions(**_read(whole.table("optim"), OptimizerOptions))
+    try:
+        return OptimizerOptions(**_read(whole.table("optim"), OptimizerOptions))
+    except ValueError as error:
+        raise InputError(f"{name}: optim.{error}") from None
 
 
 # --- The trainer's file --------------------------------------------------------------------------
@@ -123,12 +126,16 @@ def _model(table: Table, **values: Any) -> ModelConfig:
 def read_config(path: Path) -> ModelConfig:
     """Reads a Hugging Face config.json. Raises InputError, also for models different from ours."""
     try:
-        content = text_model(read_json(path))
+        content = read_json(path)
     except FileError as error:
         if not isinstance(error.__context__, FileNotFoundError):
             raise
         missing = f"{path.parent}: expected a folder with {path.name}{_remedy(path.parent)}"
         raise InputError(missing) from None
+    try:
+        content = text_model(content)
+    except InputError as error:
+        raise InputError(f"{path}: {error}") from None
     whole = Table(content, "", str(path))
     kind = whole.without_nulls().text("model_type")
     known = [find_family(name) for name in FAMILIES]
@@ -145,7 +152,7 @@ def read_config(path: Path) -> ModelConfig:
 def text_model(content: Any) -> Any:
     """Returns the part of a config.json that describes the text model: all of it, in most models.
 
-    The ids of special tokens are those of the whole.
+    The ids of special tokens are those of the whole. Raises InputError if the part is missing.
     """
     if not isinstance(content, Mapping):
         return content
@@ -154,7 +161,8 @@ def text_model(content: Any) -> Any:
         if theirs.multimodal and content.get("model_type") == theirs.multimodal.model_type:
             text = content.get("text_config")
             if not isinstance(text, Mapping):
-                return content
+                kind = theirs.multimodal.model_type
+                raise InputError(f"text_config: expected a table, since model_type is {kind!r}")
             ids = {key: content[key] for key in SPECIAL_IDS if key in content}
             return {**text, **ids, "model_type": theirs.model_type}
     return content

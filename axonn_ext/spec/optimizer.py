@@ -30,7 +30,7 @@ class OptimizerOptions:
     """
 
     zero: int = key(
-        0, "ZeRO stage; 1 shards AdamW's state over the data axis, 2 also gradients",
+        0, "ZeRO stage; 1 shards the optimizer's state over the data axis, 2 also gradients",
         expected="0, 1 or 2", accepts=ZERO_STAGES.__contains__,
     )  # fmt: skip
     offload: str = key(

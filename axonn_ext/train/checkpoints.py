@@ -19,6 +19,7 @@ from axonn_ext.optim import AdamW, LossScaler
 from axonn_ext.spec.files.errors import first_of
 from axonn_ext.spec.grid import GridShape
 from axonn_ext.spec.model import ModelConfig
+from axonn_ext.spec.optimizer import ADAMW
 from axonn_ext.terminal.errors import UserError
 from axonn_ext.train.config import AUTO, Config
 from axonn_ext.train.differences import as_json, differences
@@ -52,16 +53,23 @@ def find_resumed(config: Config, folder: Path) -> str:
         raise UserError(f"checkpoint.resume: {error}") from None
 
 
-def _other_sizes(path: Path, model: ModelConfig) -> Iterator[str]:
-    """Yields a phrase for each key of the model that differs in a checkpoint, if it has them."""
+def _other_keys(path: Path, job: Job) -> Iterator[str]:
+    """Yields a phrase for each key of model and optimizer that makes a checkpoint unfit."""
     try:
-        saved = ModelConfig(**read_manifest(path).extra["model"])
-    except (CheckpointError, KeyError, TypeError, ValueError):
+        extra = read_manifest(path).extra
+        saved, optim = ModelConfig(**extra["model"]), extra["config"]["optim"]
+        name, groups = optim.get("name", ADAMW), len(optim.get("groups", ()))
+    except (AttributeError, CheckpointError, KeyError, TypeError, ValueError):
         return
-    for key, here in dataclasses.asdict(model).items():
+    for key, here in dataclasses.asdict(job.model).items():
         there = getattr(saved, key)
         if there != here:
             yield f"{key} is {there} in the checkpoint, {here} here"
+    own = job.config.optim
+    if name != own.name:
+        yield f"optim.name is {name} in the checkpoint, {own.name} here"
+    if groups != len(own.groups):
+        yield f"optim.groups has {groups} in the checkpoint, {len(own.groups)} here"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,7 +113,7 @@ class RunCheckpoints:
         try:
             extra = load(path, model=self._module, optimizer=self._optimizer, options=False)
         except CheckpointError as error:
-            others = first_of(list(_other_sizes(path, self._job.model)))
+            others = first_of(list(_other_keys(path, self._job)))
             summary = f"{others}: " if others else ""
             raise UserError(f"checkpoint.resume: {summary}{error}") from None
         try:

@@ -126,13 +126,15 @@ def _rows(key: Key, dotted: str, value: Any, source: str, problems: list[str]) -
     known = keys_of(key.row)
     for number, row in enumerate(value):
         values: dict[str, Any] = {}
-        place = f"{dotted}[{number}]"
+        place, num_before = f"{dotted}[{number}]", len(problems)
         for name, given in row.items():
             if name in known:
                 _read_into(values, name, known[name], given, f"{place}.{name}:", source, problems)
             else:
                 keys = f"keys of [[{dotted}]]: {', '.join(known)}"
                 problems.append(f"unknown key {place}.{name} {source}{hint(name, known)}; {keys}")
+        if len(problems) > num_before:
+            continue
         try:
             yield key.row(**values)
         except ValueError as error:

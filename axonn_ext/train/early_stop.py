@@ -33,10 +33,11 @@ class EarlyStop:
     def describe(self) -> str:
         """Says why the run ends."""
         count = self._num_worse
-        evaluations = "evaluation was" if count == 1 else f"{count} evaluations were"
+        evaluations = "evaluation" if count == 1 else f"{count} evaluations"
+        margin = f" by more than {self._min_delta:g}" if self._min_delta else ""
         return (
-            f"stopped early: the last {evaluations} no better than {self._best:.4f}, the loss "
-            f"after step {self._best_step:,}"
+            f"stopped early: the last {evaluations} did not improve on {self._best:.4f}, the loss "
+            f"after step {self._best_step:,}{margin}"
         )
 
     def state_dict(self) -> dict[str, Any]:

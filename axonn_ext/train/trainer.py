@@ -198,7 +198,7 @@ class Trainer:
             self._done = done = step + 1
             stops = self._stop is not None and self._stop(done)
             due = train.eval_interval and (done % train.eval_interval == 0 or done == train.steps)
-            if due and not stops:
+            if due and (not stops or self._early_stop is not None):
                 self._evaluate(done)
             ends = stops or self.is_done
             self._checkpoints.after_step(done, last=ends)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 
@@ -67,6 +68,7 @@ def test_one_rank_has_torchs_bits(pool: Pool) -> None:
             assert found["same"]
 
 
+DEEP = dataclasses.replace(GPT2, num_layers=3)
 ZERO_GRIDS = [GridShape(data=2), GridShape(x=2, data=2), GridShape(z=2, data=2), GridShape(data=4)]
 
 
@@ -103,6 +105,15 @@ def test_stages(pool: Pool) -> None:
         (Setup(GridShape(data=2), 1), Setup(GridShape(x=2, z=2))),
         (Setup(GridShape(y=2, data=2), 2), Setup(GridShape(data=2), 1)),
         (Setup(GridShape(x=2)), Setup(GridShape(pipe=2, data=2), 1, micro_batches=2)),
+        # A stage in the middle has no vectors for AdamW but norms; masters are copies.
+        (
+            Setup(GridShape(pipe=3), config=DEEP, dtype=torch.bfloat16, micro_batches=2),
+            Setup(GridShape(data=2), config=DEEP, dtype=torch.bfloat16),
+        ),
+        (
+            Setup(GridShape(z=2), config=DEEP),
+            Setup(GridShape(pipe=3), config=DEEP, micro_batches=2),
+        ),
     ],
     ids=str,
 )
@@ -114,7 +125,7 @@ def test_a_checkpoint_continues_on_another_grid(
     saved = pool(first.shape.size).run(zero_cases.save, first, folder)[0]
     loaded = pool(second.shape.size).run(zero_cases.load, second, folder)[0]
     for one, other in zip(saved, loaded, strict=True):
-        assert other == pytest.approx(one, rel=2e-3)
+        assert other == pytest.approx(one, rel=max(2e-3, zero_cases.CLOSE[before.dtype]))
 
 
 def test_adamws_state_is_refused(pool: Pool, tmp_path: Path) -> None:

@@ -294,7 +294,12 @@ def test_the_trainers_file_says_where_the_state_is(tmp_path: Path) -> None:
     assert load_optimizer("gpt2-small") == OptimizerOptions()
     file.write_text("[model]\n")
     assert load_optimizer(str(file)) == OptimizerOptions()
-    for line in ("zero = 3", "offload = 'gpu'", "bucket_elements = 0"):
+    for line in (
+        "zero = 3",
+        "offload = 'gpu'",
+        "bucket_elements = 0",
+        "offload = 'cpu'\nname = 'muon'",
+    ):
         file.write_text(f"[optim]\n{line}\n")
         with pytest.raises(InputError, match=rf"optim.{line.split()[0]} must be"):
             load_optimizer(str(file))

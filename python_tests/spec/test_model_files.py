@@ -56,6 +56,12 @@ def test_an_unknown_model(name: str, message: str) -> None:
         load_model(name)
 
 
+def test_a_folder_of_a_model_that_reads_images_needs_a_text_model(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "gemma3"}')
+    with pytest.raises(InputError, match="text_config: expected a table"):
+        read_config(tmp_path / "config.json")
+
+
 # --- The trainer's file --------------------------------------------------------------------------
 
 

@@ -31,7 +31,8 @@ def test_evaluations_that_are_no_better_are_counted() -> None:
         seen.append(early.is_due)
     assert seen == [False, False, False, False, False, True]
     assert early.describe() == (
-        "stopped early: the last 2 evaluations were no better than 2.4000, the loss after step 3"
+        "stopped early: the last 2 evaluations did not improve on 2.4000, the loss after step 3 "
+        "by more than 0.5"
     )
 
 
@@ -52,7 +53,7 @@ def test_a_resumed_run_stops_at_the_same_step(tmp_path, capsys) -> None:
     whole = train_here(folder, **STOPS)
     last = whole.steps[-1].step
     assert last < STOPS["train.steps"] and whole.evaluations[-1].step == last
-    assert "stopped early: the last 2 evaluations were no better than" in capsys.readouterr().out
+    assert "stopped early: the last 2 evaluations did not improve on" in capsys.readouterr().out
     train_here(folder, **STOPS, checkpoint__resume="auto")
     assert "nothing is left to do: stopped early: the last 2" in capsys.readouterr().out
     shutil.rmtree(folder / "checkpoints" / f"step-{last:08}")

@@ -6,6 +6,7 @@ import dataclasses
 
 import pytest
 
+from axonn_ext.terminal.errors import UserError
 from axonn_ext.train.config import OptimTable
 from axonn_ext.train.trainer import make_schedule
 from trained_here import train_here
@@ -43,6 +44,39 @@ def test_no_clipping_is_that_of_any_norm(tmp_path) -> None:
 @pytest.fixture(scope="module")
 def muon(tmp_path_factory) -> list[float]:
     return losses(tmp_path_factory.mktemp("muon") / "run", **{"optim.name": "muon"})
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "said"),
+    [
+        ("optim.name", "muon", "optim.name is adamw in the checkpoint, muon here"),
+        ("optim.groups", '[{names = "*.bias"}]', "optim.groups has 0 in the checkpoint, 1 here"),
+    ],
+)
+def test_a_checkpoint_of_other_options_is_named(key, value, said, tmp_path) -> None:
+    keys = {"checkpoint.interval": 2, "train.steps": 2}
+    losses(tmp_path / "run", **keys)
+    with pytest.raises(UserError, match=said):
+        losses(
+            tmp_path / "run", **keys | {"checkpoint.resume": "auto", "train.steps": 4, key: value}
+        )
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "said"),
+    [
+        (
+            "optim.groups",
+            '[{names = "*.bias"}]',
+            "optim.groups: expected none with optim.name muon, got 1",
+        ),
+        ("optim.ema_decay", 0.5, "optim.ema_decay: expected 0 with optim.name muon, got 0.5"),
+        ("optim.offload", "cpu", "offload must be none with optimizer muon, got 'cpu'"),
+    ],
+)
+def test_muon_refuses_what_it_does_not_support(key, value, said, tmp_path) -> None:
+    with pytest.raises(UserError, match=said):
+        losses(tmp_path / "run", **{"optim.name": "muon", key: value})
 
 
 @pytest.fixture(scope="module")

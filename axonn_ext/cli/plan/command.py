@@ -131,8 +131,8 @@ def _add_fixed(group: argparse._ArgumentGroup) -> None:
         "of prefetch, gathered_bytes, deferred and bucket_bytes (default: the "
         "fastest)")  # fmt: skip
     add("--zero", choices=(*map(str, ZERO_STAGES), AUTO),
-        help="ZeRO stage; 1 shards AdamW's state over the data axis, 2 also gradients; auto: the "
-        "faster of 0 and 1 (default: the model's file, or 0)")  # fmt: skip
+        help="ZeRO stage; 1 shards the optimizer's state over the data axis, 2 also gradients; "
+        "auto: the faster of 0 and 1 (default: the model's file, or 0)")  # fmt: skip
     add("--offload", choices=(*OFFLOADS, AUTO),
         help="place of AdamW's state: none (the GPU), cpu (host memory) or disk; auto: the faster "
         "of none and cpu (default: the model's file, or none)")  # fmt: skip
