@@ -201,7 +201,8 @@ class AdamW:
             self._shards.drop_sums()
         if self._whole:
             self._step_whole(gradient_factor)
-        average(self._own_pieces(), self._ema_decay)
+        if self.keeps_average:
+            average(self._own_pieces(), self._ema_decay)
 
     @contextmanager
     def averaged(self) -> Iterator[None]:

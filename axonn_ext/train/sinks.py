@@ -137,9 +137,9 @@ class _Sent:
         self.write()
 
     def write(self) -> None:
-        beside = self._path.with_suffix(".partial")
-        beside.write_text(json.dumps({"id": self.id, "last": self._last}))
-        beside.replace(self._path)
+        partial = self._path.with_suffix(".partial")
+        partial.write_text(json.dumps({"id": self.id, "last": self._last}))
+        partial.replace(self._path)
 
 
 class _Service:
