@@ -191,9 +191,15 @@ def end_process(status: int) -> NoReturn:
 
 
 def _refuse(here: LaunchEnvironment | None, problems: Sequence[str]) -> int:
-    _report(here, "\n".join(f"error: {problem}" for problem in problems))
-    if here is not None and here.world_size > 1:
-        _say_farewell()
+    """Reports mistakes; what rank 0 also reports is reported by the first rank of a host only."""
+    text = "\n".join(f"error: {problem}" for problem in problems)
+    here = here and settings.launch_environment()  # with the rank from --rank-order
+    others = here is not None and here.world_size > 1
+    at_once = here is None or here.rank == 0 or here.local_rank == 0
+    if at_once:
+        _report(here, text)
+    if others and not _say_farewell(text) and not at_once:
+        _report(here, text)
     return USER_ERROR
 
 
@@ -255,15 +261,16 @@ def _parser(first: Sequence[str]) -> Parser:
     return parser
 
 
-def _say_farewell() -> None:
+def _say_farewell(report: str) -> bool:
+    """Tells the other ranks that this one stops; returns whether rank 0 has the same report."""
     try:
         from axonn_ext.ranks.launch import process  # loads Torch
 
         here = process.this_process()
     except SettingsError:
-        return  # these settings let no process meet another
+        return False  # these settings let no process meet another
     assert here is not None
-    process.say_farewell(here)
+    return process.say_farewell(here, report)
 
 
 def _lost_peer(error: Exception) -> bool:
@@ -283,7 +290,7 @@ def _lost_peer(error: Exception) -> bool:
 
 def _report(here: LaunchEnvironment | None, text: str) -> None:
     """Writes the text to stderr at once; if there are several ranks, lines begin with the rank."""
-    here = here and settings.launch_environment()  # with the rank from --rank-order
+    here = here and settings.launch_environment()
     prefix = f"[rank {here.rank}] " if here is not None and here.world_size > 1 else ""
     streams.say("".join(f"{prefix}{_shorten(line)}\n" for line in printable(text).splitlines()))
 

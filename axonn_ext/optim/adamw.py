@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from axonn_ext.nn.sharded import sharded_parameters
+from axonn_ext.optim.averages import Averages
 from axonn_ext.optim.bucketed import BucketedUpdate
 from axonn_ext.optim.crossing import Crossing, NoCrossing, StreamCrossing
 from axonn_ext.optim.pieces import (
@@ -21,9 +22,7 @@ from axonn_ext.optim.pieces import (
     MasterPiece,
     Options,
     Piece,
-    average,
     groups_of,
-    swap_averages,
     update,
 )
 from axonn_ext.optim.places import Place
@@ -92,25 +91,23 @@ class AdamW:
                 f"{ema_decay} with offload {offload}"
             )
         chosen = OptimizerOptions(zero, offload, bucket_elements)
-        self._ema_decay = ema_decay
         module = parameters if isinstance(parameters, nn.Module) else None
         if isinstance(parameters, nn.Module):
             parameters = parameters.parameters()
         others = {id(p) for p in excluded}
         self._parameters = [p for p in parameters if p.requires_grad and id(p) not in others]
         self._options: dict[Kind, Options] = {}
-        self._lr_factors: dict[Kind, float] = {}
+        self._rates: list[tuple[Options, float]] = []  # with the factors of their learning rates
         for number, group in enumerate((ParameterGroup("*"), *groups), start=-1):
             for is_matrix in (True, False):
                 # All ranks list the same options, also where a stage has no parameter of a group,
                 # or none but norms that AdamW updates.
                 if groups or others or any((p.dim() >= 2) == is_matrix for p in self._parameters):
                     decay = group.decay(weight_decay, is_matrix=is_matrix)
-                    self._lr_factors[number, is_matrix] = group.lr_factor
-                    self._options[number, is_matrix] = {
-                        "lr": lr * group.lr_factor, "betas": betas, "eps": eps,
-                        "weight_decay": decay,
-                    }  # fmt: skip
+                    options = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": decay}
+                    self._options[number, is_matrix] = options
+                    self._rates.append((options, group.lr_factor))
+        self._set_lr(lr)
         path = Path(tempfile.gettempdir() if folder is None else folder)
         if offload == "disk" and not path.is_dir():
             raise ValueError(f"AdamW: folder must be one that exists, got {path}")
@@ -130,9 +127,8 @@ class AdamW:
         numbers = groups_of(module, groups)
         for piece in self._own_pieces():
             piece.group = numbers.get(id(piece.parameter), -1)
-            if ema_decay:
-                piece.ema = piece.master.detach().clone()
             self._pieces_of[id(piece.parameter)].append(piece)
+        self._averages = Averages(self._own_pieces(), ema_decay) if ema_decay else None
         self._runs_of: dict[int, list[tuple[int, int, int, int]]] = {}
         for bucket in (updated.bucket for each in self._bucketed for updated in each.buckets):
             part = bucket.part_numel if bucket.num_parts > 1 else 0
@@ -151,7 +147,7 @@ class AdamW:
     @property
     def keeps_average(self) -> bool:
         """Whether the pieces have averages."""
-        return self._ema_decay > 0
+        return self._averages is not None
 
     def pieces_of(self, parameter: nn.Parameter) -> Sequence[MasterPiece] | None:
         """Returns the pieces of a parameter that this rank updates; None: no rank updates it."""
@@ -191,8 +187,7 @@ class AdamW:
         parameters are updated and others not: load a checkpoint before continuing.
         """
         if lr is not None:
-            for kind, options in self._options.items():
-                options["lr"] = lr * self._lr_factors[kind]
+            self._set_lr(lr)
         if self._shards is not None:
             self._shards.check_summed()
         for bucketed in self._bucketed:
@@ -201,23 +196,20 @@ class AdamW:
             self._shards.drop_sums()
         if self._whole:
             self._step_whole(gradient_factor)
-        if self.keeps_average:
-            average(self._own_pieces(), self._ema_decay)
+        if self._averages is not None:
+            self._averages.move()
 
-    @contextmanager
-    def averaged(self) -> Iterator[None]:
+    def _set_lr(self, lr: float) -> None:
+        for options, factor in self._rates:
+            options["lr"] = lr * factor
+
+    def averaged(self) -> AbstractContextManager[None]:
         """Gives the parameters the values of their averages, if there are any, in its body.
 
         All ranks use it together. After an error in the body, they keep these values.
         Collectives: with zero, all-gathers over data, before and after the body.
         """
-        if self.keeps_average:
-            swap_averages(self._own_pieces())
-            self.write_back()
-        yield
-        if self.keeps_average:
-            swap_averages(self._own_pieces())
-            self.write_back()
+        return nullcontext() if self._averages is None else self._averages.in_place(self.write_back)
 
     @torch.no_grad()
     def _step_whole(self, factor: float) -> None:
@@ -277,9 +269,9 @@ class AdamW:
         shapes = [{k: tuple(t.shape) for k, t in tensors.items()} for tensors in own]
         if [{k: tuple(t.shape) for k, t in tensors.items()} for tensors in given] != shapes:
             raise ValueError(
-                f"AdamW.load_state_dict: expected the state of {len(shapes)} pieces of these "
-                f"parameters, and in fp32 masters of those of lower precision, got {len(given)} "
-                "that differ"
+                f"{type(self).__name__}.load_state_dict: expected the state of {len(shapes)} "
+                "pieces of these parameters, and in fp32 masters of those of lower precision, got "
+                f"{len(given)} that differ"
             )
         with torch.no_grad():
             for tensors, saved in zip(own, given, strict=True):

@@ -21,7 +21,7 @@ class MatrixPiece(MasterPiece):
     """This rank's whole block of a matrix, and its momentum, shaped like the master.
 
     sizes: of the whole matrix. options: lr, momentum, nesterov, adjust_lr and weight_decay, shared
-    by all matrices.
+    by the matrices of a group.
     """
 
     momentum_buffer: Tensor
@@ -45,7 +45,7 @@ class MatrixPiece(MasterPiece):
         return cls(p.parameter, 0, p.parameter.numel(), master, buffer, sizes, mesh, options)
 
     @property
-    def state(self) -> dict[str, Tensor]:
+    def own_state(self) -> dict[str, Tensor]:
         return dict(zip(MATRIX_STATE, (self.momentum_buffer,), strict=True))
 
     def add(self, gradient: Tensor, factor: float) -> Tensor:

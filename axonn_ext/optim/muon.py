@@ -9,14 +9,20 @@ import torch
 from torch import Tensor, nn
 
 from axonn_ext.optim.adamw import AdamW
+from axonn_ext.optim.averages import Averages
 from axonn_ext.optim.bucketed import RETURNING
 from axonn_ext.optim.matrices import MATRIX_STATE, MatrixPiece, chosen_matrices
-from axonn_ext.optim.pieces import MasterPiece, Options
+from axonn_ext.optim.pieces import STATE_NAMES, MasterPiece, Options, groups_of
 from axonn_ext.optim.zero import Bucket, GradientShards
 from axonn_ext.optim.zero.buckets import whole_buckets_of
 from axonn_ext.optim.zero.shards import SummedBucket
 from axonn_ext.ranks import collectives
-from axonn_ext.spec.optimizer import ADJUSTMENTS, BUCKET_ELEMENTS, OptimizerOptions
+from axonn_ext.spec.optimizer import (
+    ADJUSTMENTS,
+    BUCKET_ELEMENTS,
+    OptimizerOptions,
+    ParameterGroup,
+)
 
 
 class Muon(AdamW):
@@ -38,7 +44,8 @@ class Muon(AdamW):
     Each rank of data orthogonalises its own matrices. Without ZeRO it sends these updates to the
     others in bf16, so that all have the same bits whatever algorithms they use. zero: 1 and 2 shard
     gradients and state as in AdamW, but each rank of data has whole blocks of its own matrices, and
-    sends new parameters. The other options are AdamW's, for the other parameters.
+    sends new parameters. groups, ema_decay: as in AdamW, also for matrices. The other options are
+    for the other parameters.
 
     Bytes per element of a matrix in bf16 or fp16: weight 2, gradient 2, master 4 and momentum 4;
     with zero, the last two only for a rank's own matrices.
@@ -61,7 +68,9 @@ class Muon(AdamW):
         betas: tuple[float, float] = (0.9, 0.95),
         eps: float = 1e-8,
         weight_decay: float = 0.1,
+        groups: Sequence[ParameterGroup] = (),
         zero: int = 0,
+        ema_decay: float = 0.0,
         bucket_elements: int = BUCKET_ELEMENTS,
         algorithm: str = "auto",
     ) -> None:
@@ -75,13 +84,19 @@ class Muon(AdamW):
         self._matrix_shards: GradientShards | None = None
         self._matrix_pieces: dict[int, list[MatrixPiece]] = {}
         super().__init__(
-            module, lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, zero=zero,
-            bucket_elements=bucket_elements, excluded=[p.parameter for p in chosen],
+            module, lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, groups=groups,
+            zero=zero, ema_decay=ema_decay, bucket_elements=bucket_elements,
+            excluded=[p.parameter for p in chosen],
         )  # fmt: skip
-        self._matrix_options: Options = {
-            "lr": lr, "momentum": momentum, "nesterov": nesterov, "adjust_lr": adjust_lr,
-            "weight_decay": weight_decay,
-        }  # fmt: skip
+        self._matrix_options: dict[int, Options] = {}  # by group
+        for number, group in enumerate((ParameterGroup("*"), *groups), start=-1):
+            self._matrix_options[number] = {
+                "lr": lr, "momentum": momentum, "nesterov": nesterov, "adjust_lr": adjust_lr,
+                "weight_decay": group.decay(weight_decay, is_matrix=True),
+            }  # fmt: skip
+            self._rates.append((self._matrix_options[number], group.lr_factor))
+        self._set_lr(lr)
+        numbers = groups_of(module, groups)
         own = {id(p.parameter) for p in chosen}
         try:
             if zero and any(p.grid.size("data") > 1 for p in chosen):
@@ -91,8 +106,8 @@ class Muon(AdamW):
             self._matrix_pieces = {
                 id(p.parameter): [
                     MatrixPiece.of(
-                        p, self._matrix_options, algorithm=algorithm,
-                        apart=self._matrix_shards is not None,
+                        p, self._matrix_options[numbers.get(id(p.parameter), -1)],
+                        algorithm=algorithm, apart=self._matrix_shards is not None,
                     )
                 ]
                 if id(p.parameter) in own else []
@@ -101,6 +116,8 @@ class Muon(AdamW):
         except BaseException:
             self.close()
             raise
+        if ema_decay:
+            self._averages = Averages(self.pieces, ema_decay)
         self._matrices = [p.parameter for p in chosen]
         self._axis = chosen[0].grid.axis("data") if chosen else None
         self._bucket_elements, self._buckets = bucket_elements, list[Bucket]()
@@ -130,13 +147,14 @@ class Muon(AdamW):
 
     @property
     def options(self) -> list[Options]:
-        """The options of AdamW's groups, then those of matrices; may be changed."""
-        return [*super().options, self._matrix_options]
+        """The options for AdamW, then those of matrices, likewise by group; may be changed."""
+        return [*super().options, *self._matrix_options.values()]
 
     def state_names(self, parameter: nn.Parameter) -> tuple[str, ...]:
+        names = super().state_names(parameter)
         if id(parameter) in self._matrix_pieces:
-            return MATRIX_STATE
-        return super().state_names(parameter)
+            return (*MATRIX_STATE, *names[len(STATE_NAMES) :])
+        return names
 
     def step(self, lr: float | None = None, *, gradient_factor: float = 1.0) -> None:
         """Applies the gradients, as AdamW does; `lr` replaces all learning rates.
@@ -145,8 +163,8 @@ class Muon(AdamW):
         data all-gathers of updates or, with zero, of parameters. All ranks must have gradients of
         the same matrices.
         """
-        for options in self.options if lr is not None else ():
-            options["lr"] = lr
+        if lr is not None:
+            self._set_lr(lr)
         if self._shards is not None:
             self._shards.check_summed()
         if self._matrix_shards is None:

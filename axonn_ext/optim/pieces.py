@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -20,16 +20,25 @@ class MasterPiece:
     """A run of a parameter's elements, in row-major order, that this rank updates.
 
     master       the updated tensor: the parameter itself, or an fp32 copy of these elements
+    group        index of its group of parameters; -1: in none
+    ema          average of the master, shaped like it, if one is kept
     """
 
     parameter: nn.Parameter
     start: int
     stop: int
     master: Tensor
+    group: int = field(default=-1, kw_only=True)
+    ema: Tensor | None = field(default=None, kw_only=True)
 
     @property
     def state(self) -> dict[str, Tensor]:
-        """The tensors that the optimizer keeps, by name."""
+        """The tensors that are kept for the piece, by name."""
+        return self.own_state if self.ema is None else self.own_state | {"ema": self.ema}
+
+    @property
+    def own_state(self) -> dict[str, Tensor]:
+        """The tensors that the optimizer's update needs, by name."""
         raise NotImplementedError
 
 
@@ -44,25 +53,16 @@ class Piece(MasterPiece):
     exp_avg: Tensor
     exp_avg_sq: Tensor
     step: Tensor
-    group: int = -1
-    ema: Tensor | None = None
 
     @property
-    def state(self) -> dict[str, Tensor]:
-        """The tensors that AdamW keeps, by name."""
+    def own_state(self) -> dict[str, Tensor]:
         tensors = (self.step, self.exp_avg, self.exp_avg_sq)
-        kept = dict(zip(STATE_NAMES, tensors, strict=True))
-        return kept if self.ema is None else kept | {"ema": self.ema}
-
-    @property
-    def decays(self) -> bool:
-        """Whether weight decay applies if no group says otherwise: only to matrices."""
-        return self.parameter.dim() >= 2
+        return dict(zip(STATE_NAMES, tensors, strict=True))
 
     @property
     def kind(self) -> Kind:
         """The key of its options."""
-        return self.group, self.decays
+        return self.group, self.parameter.dim() >= 2
 
 
 Kind = tuple[int, bool]  # a piece's group, and whether it is of a matrix
@@ -113,28 +113,6 @@ def update_on_host(
             [weight for _, _, weight in taken], steps, chosen["lr"], *chosen["betas"],
             chosen["eps"], chosen["weight_decay"], factor,
         )  # fmt: skip
-
-
-@torch.no_grad()
-def average(pieces: Sequence[Piece], decay: float) -> None:
-    """Moves the averages to decay * average + (1 - decay) * master."""
-    by_place: dict[tuple[torch.device, torch.dtype], list[tuple[Tensor, Tensor]]] = {}
-    for piece in pieces:
-        if piece.ema is not None:
-            place = (piece.ema.device, piece.ema.dtype)
-            by_place.setdefault(place, []).append((piece.ema, piece.master.detach()))
-    for pairs in by_place.values():
-        torch._foreach_lerp_([ema for ema, _ in pairs], [master for _, master in pairs], 1 - decay)
-
-
-@torch.no_grad()
-def swap_averages(pieces: Sequence[Piece]) -> None:
-    """Swaps the values of masters and averages."""
-    for piece in pieces:
-        if piece.ema is not None:
-            master = piece.master.detach().clone()
-            piece.master.copy_(piece.ema)
-            piece.ema.copy_(master)
 
 
 def freeze(module: nn.Module, groups: Sequence[ParameterGroup]) -> None:

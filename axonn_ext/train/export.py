@@ -13,7 +13,10 @@ import axonn_ext
 from axonn_ext import models
 from axonn_ext.checkpoint import CheckpointError, load
 from axonn_ext.checkpoint.files import remove
+from axonn_ext.checkpoint.manifest import Manifest
 from axonn_ext.checkpoint.reading import read_manifest
+from axonn_ext.checkpoint.state import model_shards
+from axonn_ext.checkpoint.storage import read_shards
 from axonn_ext.data import StoredVocabulary
 from axonn_ext.data.source import expand_home
 from axonn_ext.data.tokenizer_files import TOKENIZER
@@ -100,6 +103,8 @@ def export(
 ) -> ModelConfig:
     """Writes the model to a new folder as `save_pretrained` does; returns its description.
 
+    If the run keeps averages of its weights (optim.ema_decay), these are what is written.
+
     like: a copy of the folder that the run started from, if that one no longer exists. strict: the
     files that the run started from must exist; otherwise missing ones are left out.
 
@@ -135,8 +140,19 @@ def export(
         if lora.rank:
             add_adapters(model, lora, seed=0)
         load(checkpoint, model=model, random=False)
+        _load_averages(checkpoint, manifest, model)
         axonn_ext.merge_adapters(model)
         axonn_ext.save_pretrained(
             model, out, like=origins.pretrained or None, tokenizer=origins.tokenizer or None
         )
     return config
+
+
+def _load_averages(checkpoint: Path, manifest: Manifest, model: nn.Module) -> None:
+    """Sets the parameters to the averages that the checkpoint has of them."""
+    shards = {
+        f"optimizer.{name.removeprefix('model.')}.ema": shard
+        for name, shard in model_shards(model, None).items()
+    }
+    kept = {name: shard for name, shard in shards.items() if name in manifest.tensors}
+    read_shards(checkpoint, manifest, kept)

@@ -119,10 +119,6 @@ def _process_problems(job: Job, world_size: int) -> list[str]:
     if config.lora.rank and config.optim.is_muon:
         return ["optim.name: expected adamw with lora.rank, whose adapters have no matrices of "
                 "blocks, got muon"]  # fmt: skip
-    if config.optim.is_muon and config.optim.groups:
-        return [f"optim.groups: expected none with optim.name muon, got {len(config.optim.groups)}"]
-    if config.optim.is_muon and config.optim.ema_decay:
-        return [f"optim.ema_decay: expected 0 with optim.name muon, got {config.optim.ema_decay:g}"]
     if config.lora.rank and shape.pipe > 1:
         return [f"lora.rank: expected 0 on pipeline stages (pipe={shape.pipe}), got an adapter"]
     if config.lora.rank and config.optim.groups:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -309,22 +309,20 @@ def make_schedule(optim: OptimTable, steps: int) -> Schedule:
 
 def make_optimizer(module: nn.Module, optim: OptimTable) -> AdamW:
     """Returns the configured optimizer."""
-    betas = (optim.beta1, optim.beta2)
-    if optim.is_muon:
-        from axonn_ext.optim.muon import Muon  # imported here, as most runs use AdamW
+    common: dict[str, Any] = {
+        "lr": optim.lr, "betas": (optim.beta1, optim.beta2), "eps": optim.eps,
+        "weight_decay": optim.weight_decay, "groups": optim.groups, "zero": optim.zero,
+        "bucket_elements": optim.bucket_elements, "ema_decay": optim.ema_decay,
+    }  # fmt: skip
+    if not optim.is_muon:
+        folder = optim.offload_folder or None
+        return AdamW(module, offload=optim.offload, folder=folder, **common)
+    from axonn_ext.optim.muon import Muon  # imported here, as most runs use AdamW
 
-        assert isinstance(module, Transformer)
-        return Muon(
-            module, matrices=module.hidden_matrices(), lr=optim.lr, momentum=optim.momentum,
-            adjust_lr=optim.adjust_lr, betas=betas, eps=optim.eps,
-            weight_decay=optim.weight_decay, zero=optim.zero,
-            bucket_elements=optim.bucket_elements, algorithm=module.parallel.algorithm,
-        )  # fmt: skip
-    return AdamW(
-        module, lr=optim.lr, betas=betas, eps=optim.eps,
-        weight_decay=optim.weight_decay, zero=optim.zero, offload=optim.offload,
-        bucket_elements=optim.bucket_elements, folder=optim.offload_folder or None,
-        groups=optim.groups, ema_decay=optim.ema_decay,
+    assert isinstance(module, Transformer)
+    return Muon(
+        module, matrices=module.hidden_matrices(), momentum=optim.momentum,
+        adjust_lr=optim.adjust_lr, algorithm=module.parallel.algorithm, **common,
     )  # fmt: skip
 
 

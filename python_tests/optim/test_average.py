@@ -38,6 +38,26 @@ def test_the_average_is_that_of_the_masters(dtype: torch.dtype, offload: str) ->
         assert torch.equal(parameter, other), "training is as without an average"
 
 
+def test_muon_averages_all_masters(pool) -> None:
+    for shape, zero in ((GridShape(), 0), (GridShape(data=2), 1)):
+        setup = Setup(shape, zero, ema=0.75, muon=True, dtype=torch.bfloat16)
+        assert all(pool(shape.size).run(average_error, setup))
+
+
+def average_error(setup: Setup) -> bool:
+    """Whether the averages of three steps follow the masters, those of matrices included."""
+    job = Job(setup)
+    pieces = job.optimizer.pieces
+    want = [piece.master.detach().clone() for piece in pieces]
+    for step in range(3):
+        job.run(step, 1)
+        for average, piece in zip(want, pieces, strict=True):
+            average.lerp_(piece.master.detach(), 0.25)
+    kinds = {tuple(piece.state) for piece in pieces}
+    job.close()
+    return len(kinds) == 2 and all(torch.equal(p.ema, w) for p, w in zip(pieces, want, strict=True))
+
+
 def test_a_state_dict_has_the_average() -> None:
     model, other = small_model(), small_model()
     optimizer, loaded = (AdamW(m, ema_decay=0.5, **OPTIONS) for m in (model, other))
@@ -84,6 +104,10 @@ def whole_average(job: Job) -> list[float]:
         (Setup(GridShape(data=2), 2, ema=0.5, overlap=True), Setup(GridShape(x=2), ema=0.5)),
         (Setup(GridShape(z=2), ema=0.5), Setup(GridShape(data=2), 1, "cpu", ema=0.5)),
         (Setup(GridShape(pipe=2), ema=0.5, micro_batches=2), Setup(GridShape(y=2), ema=0.5)),
+        (
+            Setup(GridShape(data=2), 1, ema=0.5, muon=True),
+            Setup(GridShape(x=2), ema=0.5, muon=True),
+        ),
     ],
     ids=str,
 )

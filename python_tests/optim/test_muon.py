@@ -68,6 +68,10 @@ def test_one_rank_has_torchs_bits(pool: Pool) -> None:
             assert found["same"]
 
 
+def test_groups_are_those_of_torch(pool: Pool) -> None:
+    assert pool(1).run(muon_cases.groups_are_torchs) == [True]
+
+
 DEEP = dataclasses.replace(GPT2, num_layers=3)
 ZERO_GRIDS = [GridShape(data=2), GridShape(x=2, data=2), GridShape(z=2, data=2), GridShape(data=4)]
 

@@ -11,12 +11,13 @@ from torch import Tensor, nn
 from axonn_ext import GridShape, models
 from axonn_ext.models import ModelConfig, ParallelConfig
 from axonn_ext.nn.sharded import ShardedParameter, sharded_parameters
+from axonn_ext.optim import ParameterGroup, freeze
 from axonn_ext.optim.matrices import adjustment
 from axonn_ext.optim.muon import Muon
 from axonn_ext.optim.newton_schulz import COEFFICIENTS, Mesh, orthogonalised
 from axonn_ext.spec.optimizer import NEWTON_SCHULZ_STEPS
 from grids import grid_of
-from model_cases import random_batch
+from model_cases import GPT2, random_batch
 from steps import compute_gradients
 
 NUM_STEPS = 3
@@ -147,6 +148,45 @@ def against_torch(
                         for r in references),
         "cast": all(torch.equal(p.parameter, masters[id(p.parameter)].to(dtype)) for p in every),
     }  # fmt: skip
+
+
+def groups_are_torchs() -> bool:
+    """Whether matrices of groups have the bits of torch.optim.Muon's with these groups' options."""
+    grid = grid_of(GridShape())
+    model = models.build(GPT2, grid, seed=4)
+    start = {name: p.detach().clone() for name, p in model.named_parameters()}
+    groups = (
+        ParameterGroup("blocks.0.*qkv*", lr_factor=0.25, weight_decay=0.5),
+        ParameterGroup("blocks.1.*", frozen=True),
+    )
+    freeze(model, groups)
+    matrices = model.hidden_matrices()
+    optimizer = Muon(model, matrices=matrices, lr=LR, weight_decay=DECAY, groups=groups)
+    names = {id(p): name for name, p in model.named_parameters()}
+    copies = {names[id(p)]: nn.Parameter(p.detach().clone()) for p in matrices if p.requires_grad}
+    first = [p for name, p in copies.items() if groups[0].matches(name)]
+    rest = [p for name, p in copies.items() if not groups[0].matches(name)]
+    assert first and rest
+    reference = torch.optim.Muon(
+        [{"params": first, "weight_decay": 0.5, "factor": 0.25}, {"params": rest, "factor": 1.0}],
+        lr=LR, weight_decay=DECAY, adjust_lr_fn="match_rms_adamw",
+    )  # fmt: skip
+    ids, labels = random_batch()
+    for step in range(NUM_STEPS):
+        compute_gradients(model, None, [((ids + step) % 64, labels)], 48.0)
+        for name, p in model.named_parameters():
+            if name in copies:
+                copies[name].grad = p.grad
+        for group in reference.param_groups:
+            group["lr"] = group["factor"] * LR / (1 + step)
+        reference.step()
+        optimizer.step(LR / (1 + step))
+        optimizer.zero_grad()
+    trained = dict(model.named_parameters())
+    frozen = [name for name in trained if groups[1].matches(name)]
+    return all(torch.equal(trained[name], p) for name, p in copies.items()) and all(
+        torch.equal(trained[name], start[name]) for name in frozen
+    )
 
 
 def refusals() -> list[str]:

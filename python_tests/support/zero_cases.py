@@ -118,7 +118,7 @@ class Job:
         if setup.muon:
             return Muon(
                 self.model, matrices=self.model.hidden_matrices(), lr=1e-2, zero=setup.zero,
-                bucket_elements=setup.bucket_elements,
+                bucket_elements=setup.bucket_elements, groups=groups, ema_decay=setup.ema,
             )  # fmt: skip
         return AdamW(
             self.model, lr=1e-2, zero=setup.zero, offload=setup.offload,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 
 import pytest
+import torch
 
 from axonn_ext.terminal.errors import UserError
 from axonn_ext.train.config_file import Override, load_config
@@ -41,7 +42,7 @@ def test_only_evaluations_use_the_average(tmp_path) -> None:
     assert evaluations(resumed) == evaluations(averaged)
 
 
-def test_the_final_model_is_the_average(tmp_path) -> None:
+def test_the_final_and_the_exported_model_are_the_average(tmp_path) -> None:
     """With this decay, it is nearly the model that the run began with."""
     from safetensors.torch import load_file
 
@@ -54,8 +55,15 @@ def test_the_final_model_is_the_average(tmp_path) -> None:
         train_here(
             folder, **{f"model.{key}": None for key in DECIDED}, model__pretrained=base,
             data__vocabulary="bytes", optim__ema_decay=decay, train__steps=3,
+            checkpoint__interval=3,
         )  # fmt: skip
-        ours, theirs = (load_file(path / "model.safetensors") for path in (folder / "model", base))
+        exported = tmp_path / f"exported-{decay}"
+        export(folder / "checkpoints" / "step-00000003", exported, dtype="fp32")
+        ours, theirs, again = (
+            load_file(path / "model.safetensors") for path in (folder / "model", base, exported)
+        )
+        assert ours.keys() == again.keys()
+        assert all(torch.equal(ours[name], again[name]) for name in ours)
         farthest[decay] = max((ours[name] - theirs[name]).abs().max().item() for name in ours)
     assert farthest[0.0] > 1e-3
     assert farthest[0.999999] < 1e-6

@@ -62,21 +62,9 @@ def test_a_checkpoint_of_other_options_is_named(key, value, said, tmp_path) -> N
         )
 
 
-@pytest.mark.parametrize(
-    ("key", "value", "said"),
-    [
-        (
-            "optim.groups",
-            '[{names = "*.bias"}]',
-            "optim.groups: expected none with optim.name muon, got 1",
-        ),
-        ("optim.ema_decay", 0.5, "optim.ema_decay: expected 0 with optim.name muon, got 0.5"),
-        ("optim.offload", "cpu", "offload must be none with optimizer muon, got 'cpu'"),
-    ],
-)
-def test_muon_refuses_what_it_does_not_support(key, value, said, tmp_path) -> None:
-    with pytest.raises(UserError, match=said):
-        losses(tmp_path / "run", **{"optim.name": "muon", key: value})
+def test_muon_refuses_what_it_does_not_support(tmp_path) -> None:
+    with pytest.raises(UserError, match="offload must be none with optimizer muon, got 'cpu'"):
+        losses(tmp_path / "run", **{"optim.name": "muon", "optim.offload": "cpu"})
 
 
 @pytest.fixture(scope="module")

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 # job at the first failure; without the wait, it would do so before the peers report theirs.
 FAREWELL_SECONDS = 5.0
 _MEETING = "checked"
+_REPORT = "report"
 
 
 def this_process() -> Process | None:
@@ -100,16 +101,22 @@ def _shared_store(process: Process, timeout: timedelta) -> Store:
     return store  # type: ignore[no-any-return, unused-ignore]
 
 
-def say_farewell(process: Process) -> None:
-    """Tells the peers that this rank stops, and waits a little for their own reports."""
-    deadline = time.monotonic() + FAREWELL_SECONDS
+def say_farewell(process: Process, report: str) -> bool:
+    """Tells the peers that this rank stops, and waits a little for their own reports.
+
+    Returns whether rank 0, which shows its report first, has the same one.
+    """
+    deadline, is_known = time.monotonic() + FAREWELL_SECONDS, False
     # If nobody serves the store, c10d would print long errors. Rank 0 may serve it itself.
     if process.rank != 0 and not _is_served(deadline):
-        return
+        return False
     try:
         store = open_store(process, FAREWELL_SECONDS)
+        if process.rank == 0:
+            store.set(_REPORT, report)
         patience = timedelta(seconds=max(0.05, deadline - time.monotonic()))
         _meet(store, process, None, patience)
+        is_known = store.check([_REPORT]) and store.get(_REPORT).decode() == report
         # Rank 0 may serve the store, so it leaves last.
         here = store.add("left", 1)
         while process.rank == 0 and here < process.world_size and time.monotonic() < deadline:
@@ -117,6 +124,7 @@ def say_farewell(process: Process) -> None:
             here = store.add("left", 0)
     except (DistError, UserError, TrainingError, meeting.RanksMissing):
         pass  # the peer that served the store has ended already, or there is no store
+    return is_known
 
 
 def _is_served(deadline: float) -> bool:
