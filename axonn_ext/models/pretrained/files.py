@@ -11,6 +11,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from axonn_ext.models.pretrained.float8 import FP8, Scales
 from axonn_ext.spec.files.errors import InputError, first_of
 from axonn_ext.spec.files.files import is_file, read_json
 from axonn_ext.spec.model import ModelConfig
@@ -28,7 +29,8 @@ class PretrainedFiles:
 
     The files are mapped into memory, so that reading a slice takes memory only for this slice. As
     in transformers, a single file takes precedence over several with an index. ignored: the index
-    in this case. Raises InputError, which names the file, if one is missing or damaged.
+    in this case. Weights in FP8 are read as values in fp32. Raises InputError, which names the
+    file, if one is missing or damaged.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -55,6 +57,12 @@ class PretrainedFiles:
             self._file(name)
         if not self._file_of:
             raise InputError(f"{folder / WHOLE}: expected tensors, got none")
+        self._scales = Scales(self._file_of, self._is_fp8, folder / CONFIG)
+
+    @property
+    def names_of_scales(self) -> frozenset[str]:
+        """The names of the tensors that only describe others in FP8."""
+        return self._scales.names
 
     @property
     def names(self) -> frozenset[str]:
@@ -77,17 +85,32 @@ class PretrainedFiles:
         else:
             found = stored[rows.start : rows.stop, columns.start : columns.stop]
         assert isinstance(found, Tensor)
-        return found
+        if not self._is_fp8(name):
+            return found
+        own = self._scales.of(name)
+        assert own is not None, "`dtype` refuses it"
+        whole = self._file(self._file_of[own]).get_tensor(own)
+        try:
+            factors = self._scales.of_elements(whole, self.shape(name), rows, columns)
+        except ValueError as error:
+            raise InputError(
+                f"{self.folder / self._file_of[own]}: {own}: expected {error}"
+            ) from None
+        return found.float() * factors
 
     def dtype(self, names: Iterable[str]) -> torch.dtype:
-        """Returns the dtype of the largest of these tensors.
+        """Returns the dtype of the largest of these tensors, or bf16 if it is in FP8.
 
         Raises InputError if one of them has a dtype that does not store plain values.
         """
         for name in sorted(names):
-            check_dtype(self.folder / self._file_of[name], name, self._slice(name))
+            if not self._scales.of(name):
+                check_dtype(self.folder / self._file_of[name], name, self._slice(name))
         largest = max(sorted(names), key=lambda name: math.prod(self.shape(name)))
-        return _DTYPES[self._slice(largest).get_dtype()]
+        return _DTYPES.get(self._slice(largest).get_dtype(), torch.bfloat16)
+
+    def _is_fp8(self, name: str) -> bool:
+        return bool(self._slice(name).get_dtype() == FP8)
 
     def _slice(self, name: str) -> Any:
         file = self._file_of[name]

@@ -53,10 +53,12 @@ def from_pretrained(
     """Returns the model in a Hugging Face folder; this rank holds its blocks.
 
     folder: has config.json, and model.safetensors or several files with an index; if it has both,
-    the single file is read, with a warning.
-    dtype: of the parameters; default that of the largest tensor, or fp32 on the CPU if that is
-    fp16. sequence_length: the longest sequence of the model, if shorter than in config.json; only
-    for rotary positions. stages: the blocks of each stage of the grid's pipeline; see Transformer.
+    the single file is read, with a warning. Weights in FP8 (e4m3) with scales become the values
+    that they stand for.
+    dtype: of the parameters; default that of the largest tensor, but bf16 if that is FP8, and fp32
+    on the CPU if that is fp16. sequence_length: the longest sequence of the model, if shorter than
+    in config.json; only for rotary positions. stages: the blocks of each stage of the grid's
+    pipeline; see Transformer.
 
     One of the ranks that hold a block maps the files and reads its slices. Collectives: an
     all-gather of whether a rank failed, and broadcasts of the blocks in the grid's groups. A digest
@@ -127,6 +129,7 @@ def _load(
     files = PretrainedFiles(folder)
     check_size(files, config)
     unused = {n for n in files.names if _DERIVED.search(n) or _is_of_images(n, config)}
+    unused |= files.names_of_scales
     stored_dtype = files.dtype(files.names - unused)
     if stored_dtype == torch.float16 and device.type == "cpu":
         stored_dtype = torch.float32  # CPUs multiply fp16 several times more slowly
