@@ -10,6 +10,7 @@ from torch import nn
 from axonn_ext.models.parallelize.agreement import SameInputs, agree_on_parameters, agreement
 from axonn_ext.models.parallelize.attention import is_unknown
 from axonn_ext.models.parallelize.checking import check_outputs, plan_for
+from axonn_ext.models.parallelize.copies import SameCopies
 from axonn_ext.models.parallelize.dropout import refuse_dropout, refuse_random
 from axonn_ext.models.parallelize.examples import (
     ExampleInputs,
@@ -106,6 +107,8 @@ def parallelize(
             check_outputs(module, call, units, flow, grid)
     if grid.num_parts(("y", "x")) > 1:
         module.register_forward_pre_hook(SameInputs(grid), with_kwargs=True)
+    if grid.world_size > 1:
+        module.register_forward_pre_hook(SameCopies(grid))
     keep_plan(module, made)
     if verbose and grid.rank == 0:
         print(made)
