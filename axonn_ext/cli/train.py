@@ -72,7 +72,8 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
     add_folder_options(parser, "CONFIG", "; sets checkpoint.resume")
     parser.add_argument(
         "--profile", action="store_true",
-        help="write profile.json, a Chrome trace of three steps: computation and collectives",
+        help="write profile.json, a Chrome trace of three steps: computation and collectives; on "
+        "GPUs also memory.pickle, their allocations, for https://pytorch.org/memory_viz",
     )  # fmt: skip
     parser.add_argument(
         "--print-config", action="store_true",

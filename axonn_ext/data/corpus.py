@@ -24,6 +24,7 @@ from axonn_ext.data.units import JSON_LINES
 from axonn_ext.data.vocabulary import ByteVocabulary, Vocabulary
 from axonn_ext.spec.files.files import is_folder
 from axonn_ext.spec.files.token_files import TokenFiles, find_token_files
+from axonn_ext.spec.stream import PREFIX as STREAM
 
 WINDOWS, DOCUMENTS = "windows", "documents"
 
@@ -32,7 +33,7 @@ WINDOWS, DOCUMENTS = "windows", "documents"
 class Source:
     """A corpus that was found but is not open yet.
 
-    name      as given; "": Python's own sources
+    name      as given; "": Python's own sources; "hf:...": a stream
     weight    in the mixture
     files     token files; None: a text, or a folder of `datasets`
     folder    of `datasets`
@@ -45,8 +46,13 @@ class Source:
 
     @property
     def is_text(self) -> bool:
-        """Whether the corpus must be read and encoded, and then lies in memory."""
+        """Whether the corpus must be read and encoded; it lies in memory unless it is a stream."""
         return self.files is None and self.folder is None
+
+    @property
+    def is_stream(self) -> bool:
+        """Whether `datasets` reads the corpus as the run goes on."""
+        return self.name.startswith(STREAM)
 
 
 @dataclass(frozen=True)
@@ -133,6 +139,9 @@ def find_sources(text: str, mixture: str = "") -> tuple[Source, ...]:
     if text:
         raise ValueError(f"expected a text or a mixture, got both: {text} and {mixture}")
     sources = tuple(find_source(path, weight) for path, weight in parse_mixture(mixture))
+    for source in sources:
+        if source.is_stream:
+            raise ValueError(f"expected no stream in a mixture, got {source.name}")
     mixture_shares(sources)
     return sources
 
@@ -157,7 +166,7 @@ def find_source(name: str, weight: float = 1.0) -> Source:
 
     Raises: ValueError if one of the token files is missing, or for a folder of several data sets.
     """
-    if not name:
+    if not name or name.startswith(STREAM):
         return Source(name, weight)
     path = expand_home(name)
     if is_folder(path):

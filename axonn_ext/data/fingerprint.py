@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -12,8 +12,11 @@ from axonn_ext.data.examples import Examples
 from axonn_ext.data.tokens import ArrayTokens, Tokens
 from axonn_ext.spec.files.digests import WHOLE, sampled
 
+if TYPE_CHECKING:
+    from axonn_ext.data.stream_batches import Stream
 
-def fingerprint(corpus: Corpus | Examples) -> str:
+
+def fingerprint(corpus: Corpus | Examples | Stream) -> str:
     """Returns the number of tokens or examples, and a digest of them and of their weights.
 
     Raises ValueError if a file is damaged.
@@ -26,6 +29,8 @@ def fingerprint(corpus: Corpus | Examples) -> str:
             digest.update(b"" if example.learned is None else example.learned.tobytes())
         digest.update(f"{len(corpus.train)}".encode())
         count = f"{len(corpus.train) + len(corpus.held_out):,} examples"
+    elif not isinstance(corpus, Corpus):
+        return "a stream"  # only rank 0 reads it
     else:
         digest.update(repr(corpus.weights).encode())
         for each in corpus.sources:

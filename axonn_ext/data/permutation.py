@@ -18,7 +18,7 @@ _MASK = 2**64 - 1
 _GOLDEN = 0x9E3779B97F4A7C15  # 2**64 over the golden ratio, as in SplitMix64
 _FACTORS = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)  # of SplitMix64's last step
 # The second word of a key; distinguishes uses of one seed.
-DOCUMENTS, MIXTURE, EXAMPLES, SEQUENCES = 1, 2, 3, 4
+DOCUMENTS, MIXTURE, EXAMPLES, SEQUENCES, STREAM = 1, 2, 3, 4, 5
 
 
 class Permutation:

@@ -9,14 +9,17 @@ from typing import TYPE_CHECKING
 import torch
 
 from axonn_ext.data import (
+    ArrayTokens,
     Batch,
     Batches,
     Corpus,
     Evaluation,
     EvaluationBatches,
     Examples,
+    Part,
     RowGroup,
     TrainingBatches,
+    whole,
 )
 from axonn_ext.nn.loss import IGNORE_INDEX
 from axonn_ext.ranks import collectives
@@ -26,6 +29,7 @@ from axonn_ext.train.config import Config
 
 if TYPE_CHECKING:
     from axonn_ext.data import PackedBatches
+    from axonn_ext.data.stream_batches import Stream
 
 
 def row_group(grid: Grid) -> RowGroup:
@@ -35,9 +39,11 @@ def row_group(grid: Grid) -> RowGroup:
 
 
 def make_batches(
-    config: Config, corpus: Corpus | Examples, group: RowGroup
+    config: Config, corpus: Corpus | Examples | Stream, group: RowGroup
 ) -> tuple[Batches, Evaluation | None]:
     """Returns a row group's share of the batches for training and, if enabled, evaluation.
+
+    Collectives: for a stream, those of `stream_batches`.
 
     Raises: ValueError if the text is too short.
     """
@@ -52,6 +58,8 @@ def make_batches(
             corpus.held_out, sequence_length=length, batch_size=config.micro_batch_size,
             num_batches=train.eval_batches, group=group,
         )  # fmt: skip
+    if not isinstance(corpus, Corpus):
+        return stream_batches(config, corpus, group)
     order = corpus.training_order(
         sequence_length=length, batch_size=train.batch_size, seed=train.seed
     )
@@ -61,11 +69,38 @@ def make_batches(
     )  # fmt: skip
     if not train.eval_interval:
         return training, None
-    evaluation = EvaluationBatches(
-        corpus.held_out(), sequence_length=length, batch_size=config.micro_batch_size,
-        num_batches=train.eval_batches, weights=corpus.weights, group=group,
+    return training, _evaluation(config, corpus.held_out(), group, corpus.weights)
+
+
+def stream_batches(
+    config: Config, stream: Stream, group: RowGroup
+) -> tuple[Batches, Evaluation | None]:
+    """Returns a row group's share of a stream's batches; all ranks call it together.
+
+    Collectives, with evaluation: three broadcasts, the last one of the tokens held out.
+
+    Raises: ValueError if too few tokens are held out.
+    """
+    from axonn_ext.data.stream_batches import StreamBatches
+
+    train = config.train
+    training = StreamBatches(
+        stream.documents, sequence_length=config.model.sequence_length,
+        batch_size=train.batch_size, num_micro_batches=train.micro_batches, group=group,
     )  # fmt: skip
-    return training, evaluation
+    if not train.eval_interval:
+        return training, None
+    held_out = whole(ArrayTokens(stream.held_out_everywhere(), name=config.data.text))
+    return training, _evaluation(config, [held_out], group)
+
+
+def _evaluation(
+    config: Config, parts: Sequence[Part], group: RowGroup, weights: Sequence[float] = (1.0,)
+) -> EvaluationBatches:
+    return EvaluationBatches(
+        parts, sequence_length=config.model.sequence_length, batch_size=config.micro_batch_size,
+        num_batches=config.train.eval_batches, weights=weights, group=group,
+    )  # fmt: skip
 
 
 def packed_batches(config: Config, examples: Examples, group: RowGroup) -> PackedBatches:

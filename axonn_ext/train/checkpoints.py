@@ -27,12 +27,13 @@ from axonn_ext.train.export import ORIGINS, Origins
 from axonn_ext.train.job import Job
 
 if TYPE_CHECKING:
+    from axonn_ext.data.stream_batches import StreamBatches
     from axonn_ext.train.early_stop import EarlyStop
 
 FAREWELL_SECONDS = 10.0
 # Keys in a checkpoint's `extra`, next to those of `export`: the scaler's state, the number of
-# sequences read, and the best evaluation.
-_LOSS_SCALER, _SEQUENCES, _EARLY_STOP = "loss_scaler", "sequences", "early_stop"
+# sequences read, the best evaluation, and the place in a stream.
+_LOSS_SCALER, _SEQUENCES, _EARLY_STOP, _STREAM = "loss_scaler", "sequences", "early_stop", "stream"
 
 
 def find_resumed(config: Config, folder: Path) -> str:
@@ -94,11 +95,12 @@ class RunCheckpoints:
 
     def __init__(
         self, job: Job, folder: Path, *, module: nn.Module, optimizer: AdamW,
-        scaler: LossScaler | None, early_stop: EarlyStop | None,
+        scaler: LossScaler | None, early_stop: EarlyStop | None, stream: StreamBatches | None,
         say: Callable[[str], None] | None,
     ) -> None:  # fmt: skip
         self._job, self._module, self._optimizer = job, module, optimizer
-        self._scaler, self._early_stop, self._say = scaler, early_stop, say
+        self._scaler, self._early_stop, self._stream = scaler, early_stop, stream
+        self._say = say
         table = job.config.checkpoint
         self._interval, self._shift = table.interval, 0
         self._saver: Saver | None = None
@@ -137,7 +139,10 @@ class RunCheckpoints:
                 raise UserError(f"checkpoint.resume: {path}: {error}") from None
         config = self._job.config
         self._shift = read - step * config.train.batch_size
-        return Resumed(step, self._shift, grid, list(differences(saved, as_json(config))))
+        notes = list(differences(saved, as_json(config)))
+        if self._stream is not None and not self._stream.load_state_dict(extra.get(_STREAM, {})):
+            notes.append("the stream is read from its beginning: the run before read another one")
+        return Resumed(step, self._shift, grid, notes)
 
     def after_step(self, done: int, *, last: bool) -> None:
         """Saves after a step if a checkpoint is due. Reports an earlier save that failed."""
@@ -154,6 +159,8 @@ class RunCheckpoints:
             extra[_LOSS_SCALER] = self._scaler.state_dict()
         if self._early_stop is not None:
             extra[_EARLY_STOP] = self._early_stop.state_dict()
+        if self._stream is not None:
+            extra[_STREAM] = self._stream.state_dict()
         shape = self._job.config.grid
         facts = {"grid": str(shape), "ranks": shape.size}
         self._settle(self._saver.wait)

@@ -23,6 +23,7 @@ from axonn_ext.spec.optimizer import (
 from axonn_ext.spec.parallel import Overlap, ParallelConfig
 from axonn_ext.spec.pipeline_options import PipelineOptions
 from axonn_ext.spec.stages import Stages
+from axonn_ext.spec.stream import PREFIX, StreamOptions
 from axonn_ext.terminal.arguments import MOST_THREADS
 
 MAX_SEED = 2**32 - 1
@@ -62,7 +63,7 @@ class DataTable:
     """The text."""
 
     text: str = key(
-        "", "file, folder or token files to train on; empty: the sources of the running Python"
+        "", "file, folder, token files, or hf:NAME, a stream of datasets; empty: Python's sources"
     )
     mixture: str = key("", "several texts with weights, instead of data.text: PATH=0.7,PATH=0.3")
     order: str = key(
@@ -88,6 +89,11 @@ class DataTable:
     date: str = key(
         "", "date that chat templates see, YYYY-MM-DD; empty: the day the run first started"
     )
+
+
+@dataclass(frozen=True)
+class StreamTable(StreamOptions):
+    """Which documents of data.text = "hf:..." are read, and in what order."""
 
 
 @dataclass(frozen=True)
@@ -280,6 +286,7 @@ class Config:
     grid: GridShape = field(default_factory=GridShape)
     model: ModelTable = field(default_factory=ModelTable)
     data: DataTable = field(default_factory=DataTable)
+    stream: StreamTable = field(default_factory=StreamTable)
     lora: LoraTable = field(default_factory=LoraTable)
     goldfish: GoldfishTable = field(default_factory=GoldfishTable)
     optim: OptimTable = field(default_factory=OptimTable)
@@ -302,6 +309,11 @@ class Config:
     def text_key(self) -> str:
         """The key that names the text."""
         return "data.mixture" if self.data.mixture else "data.text"
+
+    @property
+    def is_stream(self) -> bool:
+        """Whether data.text is a stream of `datasets`."""
+        return self.data.text.startswith(PREFIX)
 
     @property
     def micro_batch_size(self) -> int:

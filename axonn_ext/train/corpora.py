@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from axonn_ext.data import (
+    ArrayTokens,
     ByteVocabulary,
     Corpus,
     CorpusOptions,
@@ -25,8 +26,10 @@ from axonn_ext.data import (
     stored_examples,
     text_bytes,
     vocabulary_of,
+    whole,
 )
-from axonn_ext.data.corpus import DOCUMENTS
+from axonn_ext.data.corpus import DOCUMENTS, WINDOWS
+from axonn_ext.data.orders import check_length
 from axonn_ext.data.tokens import document_note
 from axonn_ext.spec.model import ModelConfig
 from axonn_ext.terminal.errors import UserError
@@ -35,6 +38,7 @@ from axonn_ext.train.config import EXAMPLES, Config, ModelTable
 
 if TYPE_CHECKING:
     from axonn_ext.data import Prompts
+    from axonn_ext.data.stream_batches import Stream
 
 
 @dataclass(frozen=True)
@@ -65,6 +69,8 @@ def text_problems(config: Config, text: Text) -> list[str]:
     This includes sources that are too short, except text whose tokens are not bytes.
     """
     problems: list[str] = []
+    if config.is_stream:
+        return _stream_problems(config)
     if config.data.order == EXAMPLES:  # any length will do
         return problems
     for source in text.sources:
@@ -139,10 +145,13 @@ def _vocab_size(config: Config, text: Text) -> int:
     return asked or padded_size(needed)
 
 
-def load(config: Config, text: Text, vocab_size: int) -> Corpus | Examples:
+def load(
+    config: Config, text: Text, vocab_size: int, *, reads_stream: bool = True
+) -> Corpus | Examples | Stream:
     """Opens all sources, and reads those that are text.
 
-    vocab_size: the model's. Raises UserError if a source is too short or has larger token ids.
+    vocab_size: the model's. reads_stream: whether this rank reads a stream. Raises UserError if a
+    source is too short or has larger token ids.
     """
     data = config.data
     if data.order == EXAMPLES:
@@ -152,6 +161,8 @@ def load(config: Config, text: Text, vocab_size: int) -> Corpus | Examples:
         return examples
     if data.epochs:
         raise UserError(f"data.epochs: expected 0 with data.order {data.order}, got {data.epochs}")
+    if config.is_stream:
+        return _load_stream(config, text, reads=reads_stream)
     options = CorpusOptions(
         order=data.order, held_out=data.held_out, max_bytes=data.max_bytes,
         vocab_size=vocab_size,
@@ -162,6 +173,43 @@ def load(config: Config, text: Text, vocab_size: int) -> Corpus | Examples:
     except ValueError as error:
         raise UserError(f"{config.text_key}: {error}") from None
     return corpus
+
+
+def _load_stream(config: Config, text: Text, *, reads: bool) -> Stream:
+    """Opens a stream on the rank that reads it. Raises UserError if it cannot be read."""
+    from axonn_ext.data.stream_batches import Stream
+
+    if not reads:
+        return Stream()
+    from axonn_ext.data.stream import Documents
+
+    assert text.encoder is not None, "a text needs a vocabulary"
+    length, note = config.model.sequence_length, f"; raise stream.held_out {config.stream.held_out}"
+    try:
+        documents = Documents(config.data.text, config.stream, text.encoder, seed=config.train.seed)
+        stream = Stream(documents, documents.held_out() if config.train.eval_interval else None)
+        if stream.held_out is not None:
+            check_length(whole(ArrayTokens(stream.held_out)), length, "held-out", note=note)
+    except ValueError as error:
+        raise UserError(f"data.text: {error}") from None
+    return stream
+
+
+def _stream_problems(config: Config) -> list[str]:
+    """Returns the keys that do not go with a stream."""
+    values = {
+        "data.order": (config.data.order, WINDOWS),
+        "data.max_bytes": (config.data.max_bytes, 0),
+        "goldfish.k": (config.goldfish.k, 0),
+    }
+    problems = [
+        f"{key}: expected {expected} with a stream (data.text), got {value}"
+        for key, (value, expected) in values.items()
+        if value != expected
+    ]
+    if config.train.eval_interval and not config.stream.held_out:
+        problems.append("stream.held_out: expected documents for train.eval_interval, got 0")
+    return problems
 
 
 def examples_of(config: Config, text: Text, vocab_size: int) -> Examples:

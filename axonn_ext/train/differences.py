@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from axonn_ext.data import Corpus, Examples
 from axonn_ext.data.fingerprint import fingerprint
+from axonn_ext.spec.stream import PREFIX as STREAM
 from axonn_ext.terminal.errors import UserError
 from axonn_ext.train.config import Config
 from axonn_ext.train.config_file import toml_value
 from axonn_ext.train.job import Job
+
+if TYPE_CHECKING:
+    from axonn_ext.data.stream_batches import Stream
 
 # Keys that may differ between ranks, and why. All others are compared verbatim, and so are the
 # settings except AXONN_CACHE_DIR (spec/settings.py), and the versions (ranks/meeting.py).
@@ -42,7 +46,7 @@ _EFFECTS = {  # how a change affects what is read
 }
 
 
-def shared_values(job: Job, corpus: Corpus | Examples) -> dict[str, str]:
+def shared_values(job: Job, corpus: Corpus | Examples | Stream) -> dict[str, str]:
     """Returns the values that must be equal on all ranks, by the names used in messages.
 
     Raises UserError if a file of the corpus is damaged.
@@ -96,6 +100,8 @@ def differences(saved: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[st
                 free = not _ends_with_the_run(now["optim"])
             if not free and before != value:
                 effect = _EFFECTS.get(f"{table}.{key}", "")
+                if key == "sequence_length" and now["data"]["text"].startswith(STREAM):
+                    effect = ": it continues with the tokens after those already read"
                 yield (
                     f"{table}.{key} was {before!r} in the run that is continued, now {value!r}"
                     f"{effect}"

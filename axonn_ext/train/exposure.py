@@ -17,11 +17,13 @@ from axonn_ext.ranks.grid import Grid
 from axonn_ext.ranks.tracing import waited_seconds
 from axonn_ext.spec.grid import AXES
 from axonn_ext.terminal.files import writing
+from axonn_ext.train.run_folder import MEMORY_FILE
 
 # These steps run alternately with and without overlap. The first step is left out, because it
 # includes one-time work.
 _FIRST_COMPARED, _LAST_COMPARED = 2, 9
 _NUM_PROFILED = 3
+_MEMORY_EVENTS = 100_000  # allocations and frees of a snapshot: the latest
 _Mark = float | torch.Event  # a float on the CPU, an event on a GPU
 
 
@@ -31,8 +33,11 @@ class Exposure:
     If overlap is on and the run has 10 steps or more, steps 2, 4, 6 and 8 wait for every collective
     at once. The results are bitwise the same; the extra time shows how much overlap saves. A
     profile covers the three steps after the compared ones; in a run of 10 or 11 steps it covers the
-    last three, and only steps before these are compared. waited_for_messages: returns the seconds
-    for which the rank has waited for messages from other pipeline stages.
+    last three, and only steps before these are compared. On a GPU, a snapshot of torch's memory, in
+    memory.pickle next to the profile, has the allocations of the same steps.
+
+    waited_for_messages: returns the seconds for which the rank has waited for messages from other
+    pipeline stages.
     """
 
     def __init__(
@@ -73,6 +78,8 @@ class Exposure:
             self._orchestrator.set_wait_at_once(at_once)
             self._orchestrator.record(number in self._profiled)
         self._recording = number in self._profiled
+        if self._recording and number == self._profiled[0] and self._clock is not None:
+            torch.cuda.memory._record_memory_history(max_entries=_MEMORY_EVENTS, stacks="python")
         before = self._waited_in_ops(), *self._lanes_so_far()
         began = time.perf_counter()
         yield
@@ -175,6 +182,11 @@ class Exposure:
         lanes = self._orchestrator.take_records() if self._orchestrator is not None else {}
         with writing("--out", self._profile):
             write_chrome_trace(self._profile, compute=spans, lanes=lanes)
+        if self._clock is not None:
+            memory = self._profile.with_name(MEMORY_FILE)
+            with writing("--out", memory):
+                torch.cuda.memory._dump_snapshot(str(memory))
+            torch.cuda.memory._record_memory_history(enabled=None)
 
     def _now(self) -> _Mark:
         """Marks the current time on the computing device: the host or a GPU's stream."""

@@ -22,7 +22,13 @@ from axonn_ext.train.metrics import (
 )
 from axonn_ext.train.plot import plot_loss
 from axonn_ext.train.run import Audience, Run
-from axonn_ext.train.run_folder import ADAPTER, LOSS_PICTURE, PROFILE_FILE, create_folder
+from axonn_ext.train.run_folder import (
+    ADAPTER,
+    LOSS_PICTURE,
+    MEMORY_FILE,
+    PROFILE_FILE,
+    create_folder,
+)
 from axonn_ext.train.terminal import Terminal, describe_grid, duration, print_header
 from axonn_ext.train.trainer import Trainer
 
@@ -118,7 +124,8 @@ class User(Audience):
             f"{speed:,.0f} tokens/s",
             *notes,
         ]
-        files = [METRICS_FILE, *([PROFILE_FILE] if self.profile else [])]
+        profiles = (PROFILE_FILE, MEMORY_FILE) if self._job.device == "cuda" else (PROFILE_FILE,)
+        files = [METRICS_FILE, *(profiles if self.profile else ())]
         if importlib.util.find_spec("matplotlib"):
             size = f"{model.num_parameters() / 1e6:.2f} M parameters"
             title, grid = f"Training loss: {model.family}, {size}", describe_grid(self._job)

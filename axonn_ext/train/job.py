@@ -167,7 +167,8 @@ def _lora_problems(job: Job) -> list[str]:
 
 def _early_stop_problems(config: Config) -> list[str]:
     train = config.train
-    if not train.early_stop_patience or (train.eval_interval and config.data.held_out):
+    held_out = config.is_stream or config.data.held_out  # a stream has a key of its own
+    if not train.early_stop_patience or (train.eval_interval and held_out):
         return []
     key = "data.held_out" if train.eval_interval else "train.eval_interval"
     return [

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from torch.distributed import Store
 
@@ -18,6 +19,9 @@ from axonn_ext.train.kernels import settle_kernels
 from axonn_ext.train.metrics import MetricsSink
 from axonn_ext.train.run_folder import folder_of_rank_0
 from axonn_ext.train.trainer import Trainer
+
+if TYPE_CHECKING:
+    from axonn_ext.data.stream_batches import Stream
 
 
 @dataclass(frozen=True)
@@ -32,7 +36,7 @@ class Run:
 
     here: Process
     job: Job
-    corpus: Corpus | Examples
+    corpus: Corpus | Examples | Stream
     folder: Path
     resumed: Path | None
     threads: int
@@ -40,7 +44,13 @@ class Run:
 
 
 def settle(
-    job: Job, corpus: Corpus | Examples, here: Process, store: Store, folder: Path, *, note: str
+    job: Job,
+    corpus: Corpus | Examples | Stream,
+    here: Process,
+    store: Store,
+    folder: Path,
+    *,
+    note: str,
 ) -> Run:
     """Settles with the other ranks the rest of a run besides the job; all ranks call it together.
 

@@ -26,10 +26,11 @@ from axonn_ext.train.watchdog.summary import HANGS
 CONFIG_FILE = "config.toml"
 LOSS_PICTURE = "loss.png"
 PROFILE_FILE = "profile.json"
+MEMORY_FILE = "memory.pickle"  # next to it, for GPUs
 COMPARE_PICTURE = "compare.png"
 MODEL, ADAPTER = "model", "adapter"  # the folder that a run of a pretrained model writes at its end
 _RECORDS = (METRICS_FILE, "wandb.json", "mlflow.json")  # of all steps; the last two of train.sinks
-_OURS = (CONFIG_FILE, *_RECORDS, LOSS_PICTURE, COMPARE_PICTURE, PROFILE_FILE)
+_OURS = (CONFIG_FILE, *_RECORDS, LOSS_PICTURE, COMPARE_PICTURE, PROFILE_FILE, MEMORY_FILE)
 
 
 def default_folder(config_path: Path | None) -> Path:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
@@ -14,6 +15,9 @@ from axonn_ext.spec.grid import GridShape, divisors
 from axonn_ext.terminal.console import say
 from axonn_ext.train.job import Job
 from axonn_ext.train.metrics import EvaluationMetrics, StepMetrics
+
+if TYPE_CHECKING:
+    from axonn_ext.data.stream_batches import Stream
 
 NUM_LINES = 20  # number of lines printed for a run; in between, a live terminal shows a bar
 _COLUMNS = (
@@ -104,7 +108,7 @@ def _peak_cells(metrics: StepMetrics) -> str:
 
 
 def print_header(
-    console: Console, job: Job, corpus: Corpus | Examples, *, threads: int, folder: str,
+    console: Console, job: Job, corpus: Corpus | Examples | Stream, *, threads: int, folder: str,
     ranks_of_host: int,
 ) -> None:  # fmt: skip
     """Prints a short description of the run."""
@@ -131,7 +135,7 @@ def print_header(
     console.print()
 
 
-def _describe_corpus(job: Job, corpus: Corpus | Examples) -> str:
+def _describe_corpus(job: Job, corpus: Corpus | Examples | Stream) -> str:
     known = job.text.vocabulary
     vocabulary = f"{known.num_tokens:,} tokens of {job.config.vocabulary}"
     if isinstance(known, StoredVocabulary):
@@ -144,6 +148,8 @@ def _describe_corpus(job: Job, corpus: Corpus | Examples) -> str:
             f"{job.config.data.text}: {len(corpus.train):,} examples{cut}, "
             f"{len(corpus.held_out):,} held out, {vocabulary}, packed"
         )
+    if not isinstance(corpus, Corpus):
+        return f"{job.config.data.text}: a stream, split {job.config.stream.split}, {vocabulary}"
     sources = "; ".join(_describe_source(each) for each in corpus.sources)
     order = ", shuffled documents" if corpus.order == DOCUMENTS else ""
     return f"{sources}, {vocabulary}{order}"

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import nn
@@ -34,6 +34,7 @@ from axonn_ext.train.nonfinite import NonFinite
 from axonn_ext.train.slow_ranks import SlowRanks
 
 if TYPE_CHECKING:
+    from axonn_ext.data.stream_batches import StreamBatches
     from axonn_ext.train.early_stop import EarlyStop
 
 
@@ -87,6 +88,7 @@ class Trainer:
         self._checkpoints = RunCheckpoints(
             job, folder, module=model.module, optimizer=optimizer, scaler=self._scaler,
             early_stop=self._early_stop, say=say,
+            stream=cast("StreamBatches", training) if config.is_stream else None,
         )  # fmt: skip
         self._done = 0  # number of steps
         self._first_step_done = (0, 0.0)  # number and end time of this process's first step
@@ -105,7 +107,7 @@ class Trainer:
         The steps themselves measure nothing.
         """
         with reading(self._config):
-            batch = self._training.micro_batch(0, 0)
+            batch = self._training.micro_batch(self._done, 0)
         with axonn_ext.warm_up():
             self._model.warm_up(batch)
         self._optimizer.zero_grad()

@@ -78,7 +78,7 @@ def run_worker(
                 config, world_size=here.world_size, local_world_size=here.local_world_size
             )
             check_memory(job, ranks_here=here.local_world_size)
-            corpus = load(config, job.text, job.model.vocab_size)
+            corpus = load(config, job.text, job.model.vocab_size, reads_stream=here.rank == 0)
         store = store or process.open_store(here)
         process.meet(store, here, lambda: shared_values(job, corpus))
         run = settle(job, corpus, here, store, folder, note=note)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable
 from pathlib import Path
 
@@ -95,3 +96,16 @@ def test_with_fused_ops(losses_with_fused_ops, tmp_path: Path) -> None:
 
 def test_with_fused_ops_the_same_bits_again(losses_with_fused_ops, tmp_path: Path) -> None:
     assert train_with_fused_ops(tmp_path / "again") == losses_with_fused_ops
+
+
+def test_the_profile_has_the_allocations_of_its_steps(tmp_path: Path) -> None:
+    """Tensors of the forward pass are among those that are allocated and freed."""
+    keys = small(**PARTS | {"train.device": "cuda", "model.num_layers": 1, "train.steps": 4})
+    done = run([*AXONN, "train", "--profile", "--out", str(tmp_path), *keys])
+    assert done.status == 0, done.output
+    assert "memory.pickle" in done.output
+    with (tmp_path / "memory.pickle").open("rb") as file:
+        (events, *_) = pickle.load(file)["device_traces"]
+    assert {"alloc", "free_completed"} <= {event["action"] for event in events}
+    lines = {frame["filename"] for event in events for frame in event["frames"]}
+    assert any(line.endswith("axonn_ext/nn/linear.py") for line in lines)

@@ -78,6 +78,7 @@ def test_profile_is_a_chrome_trace_of_compute_and_lanes(
     assert names["axis z"].count("all_gather blocks.0.mlp.up.weight for forward") == 3
     assert names["axis z"].count("reduce_scatter blocks.0.mlp.up.weight.grad") == 6
     assert sum(name.startswith("all_reduce") for name in names["axis data"]) >= 3
+    assert not (folder / "memory.pickle").exists(), "only on GPUs"
     assert sorted(names["axis z"]) == sorted(names["waiting for z"])
 
 
