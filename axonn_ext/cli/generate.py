@@ -15,8 +15,9 @@ import torch
 
 from axonn_ext import Grid, Sampling, from_pretrained, load_adapter, merge_adapters, models
 from axonn_ext.data import Prompts, Vocabulary, open_vocabulary
+from axonn_ext.data.prompts import continuation, read_prompts
 from axonn_ext.data.tokenizer_files import TOKENIZER
-from axonn_ext.data.units import JSON_LINES, parse_line, shown, whole_text
+from axonn_ext.data.units import whole_text
 from axonn_ext.models import ModelConfig, ParallelConfig
 from axonn_ext.models.generation import check_prompts, stream
 from axonn_ext.models.pretrained import read_model
@@ -24,7 +25,7 @@ from axonn_ext.ranks.launch import process
 from axonn_ext.ranks.launch.launcher import launch
 from axonn_ext.ranks.launch.place import Process
 from axonn_ext.spec.files.errors import InputError, printable
-from axonn_ext.spec.files.files import is_file, read_text
+from axonn_ext.spec.files.files import is_file
 from axonn_ext.spec.grid import GridShape
 from axonn_ext.terminal.arguments import add_key, new_parser, whole
 from axonn_ext.terminal.console import Console, say
@@ -242,11 +243,7 @@ def _longest(request: Request, max_new_tokens: int) -> int | None:
 
 
 def _continuation(request: Request, index: int, tokens: list[int]) -> str:
-    """Returns the text of new tokens, which may depend on the prompt's, such as a space."""
-    prompt, count = request.prompts[index], request.vocabulary.num_tokens
-    known = request.vocabulary.decode(prompt)
-    shown = [token for token in tokens if token < count]  # the id that ends a text may lie above
-    return request.vocabulary.decode(prompt + shown)[len(known) :]
+    return continuation(request.vocabulary, request.prompts[index], tokens)
 
 
 def model_vocabulary(folder: Path, name: str | None) -> Vocabulary:
@@ -266,33 +263,13 @@ def _prompts(args: argparse.Namespace, encoder: Prompts) -> Iterator[tuple[str, 
     """Yields each prompt's place, text and ids: those of the command line, then the file's."""
     for index, text in enumerate(map(whole_text, args.prompt)):  # the shell may give any bytes
         yield f"prompt {index}", text, encoder.prompt(text)
-    file = None if args.prompts is None else Path(args.prompts)
-    lines = [] if file is None else read_text(file).split("\n")
-    if not args.prompt and not any(line.strip() for line in lines):
+    count = len(args.prompt)
+    if args.prompts is not None:
+        for prompt in read_prompts(Path(args.prompts), encoder):
+            count += 1
+            yield prompt
+    if not count:
         raise UserError("--prompt: expected a prompt, or --prompts FILE, got none")
-    for index, line in enumerate(lines, start=1):
-        if file is not None and line.strip():
-            where = f"{file}, line {index}"
-            yield where, *_prompt_of(where, line, encoder, is_json=file.suffix == JSON_LINES)
-
-
-def _prompt_of(
-    where: str, line: str, encoder: Prompts, *, is_json: bool
-) -> tuple[str, list[int]]:  # fmt: skip
-    """Returns the text and the ids of a line. Raises UserError if it has no prompt."""
-    if not is_json:
-        text = line.removesuffix("\r")
-        return text, encoder.prompt(text)
-    try:
-        fields = parse_line(line.encode())
-        if fields.get("messages") is not None:
-            return encoder.chat_prompt(fields)
-        prompt = fields.get("prompt")
-        if not isinstance(prompt, str):
-            raise ValueError('expected a text in the field prompt, or a chat in "messages"')
-        return prompt, encoder.prompt(prompt)
-    except ValueError as error:
-        raise UserError(f"{where}: {error}; it begins {shown(line.encode())}") from None
 
 
 def _arguments(args: argparse.Namespace) -> list[str]:

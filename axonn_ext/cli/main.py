@@ -44,6 +44,7 @@ COMMANDS = {
     "finetune": "fine-tune a Hugging Face model, fully or with LoRA",
     "compare": "compare the losses of two runs",
     "generate": "continue prompts with a Hugging Face model",
+    "evaluate": "compute a model's loss on a text, or its scores in lm-evaluation-harness",
     "memorize": "measure how much of its training text a model repeats word for word",
     "checkpoint": "list, check, export and reshard checkpoints",
     "bench": "time ops, training, pipelines and links",
@@ -64,6 +65,7 @@ examples:
   axonn-ext compare runs/demo runs/demo-plain
   axonn-ext finetune --model my-model --data examples.jsonl --grid x=2 --lora 16
   axonn-ext generate --model my-model --prompt "Once upon" --grid x=2
+  axonn-ext evaluate my-model --text held-out.txt --grid x=2
   axonn-ext memorize --out runs/memorize
   axonn-ext checkpoint list runs/demo
   axonn-ext bench linear --grid 2x2x1

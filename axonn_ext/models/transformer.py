@@ -219,24 +219,25 @@ class Transformer(nn.Module, NamedState):
                 "axonn_ext.pipeline.Pipeline"
             )
 
-    def next_logits(
+    def logits_at(
         self,
         token_ids: Tensor,
         places: Places,
-        caches: Sequence[KeyValueCache],
-        last: Tensor,
+        rows: Tensor,
+        caches: Sequence[KeyValueCache] = (),
     ) -> Tensor:
-        """Returns this rank's logits of the token that follows each sequence, [B, V / Gx].
+        """Returns this rank's logits of some rows, [n, V / Gx].
 
-        caches: the KV caches, one for each block. last: [B], the index of the last token of each
-        sequence in token_ids [B, S]. Layout "replicated" only; see `replicated`.
+        rows: [n], indices of tokens among the B * S of token_ids [B, S]; n is equal in all (data,
+        z) groups. caches: the KV caches, one for each block, if there are earlier tokens. Layout
+        "replicated" only; see `replicated`.
         """
         length = check_token_ids(token_ids, self.config)
         table = self.table.gather_weight() if self.config.tie_embeddings else None
         x = self._embed(token_ids, table, places)
-        for block, cache in zip(self.blocks, caches, strict=True):
+        own: Sequence[KeyValueCache | None] = caches or [None] * len(self.blocks)
+        for block, cache in zip(self.blocks, own, strict=True):
             x = block(x, length, places, cache)
-        rows = torch.arange(len(last), device=last.device) * length + last
         return self._logits(x[rows], table)
 
     def replicated(self) -> Transformer:

@@ -98,9 +98,9 @@ class Bar:
             self._progress.start()
             self._progress.update(self._task, description=text, refresh=True)
 
-    def advance(self) -> None:
+    def advance(self, count: int = 1) -> None:
         if self._progress is not None:
-            self._progress.update(self._task, advance=1, refresh=True)
+            self._progress.update(self._task, advance=count, refresh=True)
 
     def close(self) -> None:
         """Removes the bar until the next `show`."""

@@ -207,6 +207,10 @@ class TrainTable:
     )
     eval_interval: int = key(50, "steps between evaluations; 0: no evaluation", minimum=0)
     eval_batches: int = key(4, "micro-batches per evaluation", minimum=1)
+    samples: str = key(
+        "", "file of prompts to continue at each evaluation, one per line, or .jsonl; empty: none"
+    )
+    sample_tokens: int = key(32, "largest number of tokens to generate per sample", minimum=1)
     early_stop_patience: int = key(
         0, "evaluations in a row without improvement that end the run; 0: no early stop", minimum=0
     )

@@ -27,6 +27,7 @@ MAY_DIFFER: Mapping[str, str] = {
     "model.pretrained": f"{_ELSEWHERE}, by from_pretrained",
     "lora.start": f"{_ELSEWHERE}, by load_adapter",
     "optim.offload_folder": "disks may be mounted elsewhere on each host",
+    "train.samples": _ELSEWHERE,
     "train.device": "the resolved device is compared",
     "train.machine": "only rank 0 uses it, for the rates that it reports",
     "train.threads": "hosts may have different processors",
@@ -36,6 +37,7 @@ _FREE_TABLES = ("grid", "parallel", "overlap", "pipeline", "checkpoint", "metric
 _FREE_KEYS = {
     *("train.threads", "train.device", "train.verify", "train.eval_interval"),
     *("train.eval_batches", "train.micro_batches"),
+    *("train.samples", "train.sample_tokens"),
     *("train.early_stop_patience", "train.early_stop_min_delta"),
     *("optim.zero", "optim.offload", "optim.bucket_elements", "optim.offload_folder"),
 }
@@ -70,6 +72,7 @@ def shared_values(job: Job, corpus: Corpus | Examples | Stream) -> dict[str, str
         "the vocabulary": f"{vocabulary.num_tokens:,} tokens ({vocabulary.sha256})",
         "the model": repr(job.model),
         "the text": text,
+        "the prompts of train.samples": "none" if job.samples is None else job.samples.digest,
     }
 
 

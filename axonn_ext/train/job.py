@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -21,6 +22,9 @@ from axonn_ext.train.config import AUTO, EXAMPLES, Config
 from axonn_ext.train.corpora import Text, sources_of, text_and_model, text_problems
 from axonn_ext.train.rates import Rates, peak_flops_of
 
+if TYPE_CHECKING:
+    from axonn_ext.train.samples import Samples
+
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 BYTES_OF_A_TOKEN = 16  # its id and its label, in int64
 
@@ -32,6 +36,7 @@ class Job:
     used_model   the model with the run's sequence length, at most that of a pretrained model
     rates        the operations per token, and the machine's peak
     device       the device type: "cpu", or "cuda" for the current GPU
+    samples      the prompts of train.samples, if any
     """
 
     config: Config
@@ -41,6 +46,7 @@ class Job:
     stages: Stages
     rates: Rates
     device: str
+    samples: Samples | None = None
 
     @property
     def dtype(self) -> torch.dtype:
@@ -84,9 +90,22 @@ def prepare(config: Config, *, world_size: int, local_world_size: int | None = N
     problems = _process_problems(job, world_size) or _fit_problems(job)
     problems += _device_problems(job, local_world_size or world_size) + _goldfish_problems(config)
     problems += _lora_problems(job) + _early_stop_problems(config) + unfit_texts
+    problems += _sample_problems(config)
     if problems:
         raise UserError(*problems)
-    return job
+    return replace(job, samples=_samples(job))
+
+
+def _samples(job: Job) -> Samples | None:
+    """Returns the prompts of train.samples, if any. Raises UserError for unusable ones."""
+    if not job.config.train.samples:
+        return None
+    from axonn_ext.train.samples import Samples  # most runs have none
+
+    try:
+        return Samples.of(job.config, job.text.vocabulary, job.used_model)
+    except ValueError as error:
+        raise UserError(f"train.samples: {error}") from None
 
 
 def _rates(config: Config, model: ModelConfig, stages: Stages) -> Rates:
@@ -113,6 +132,7 @@ def _process_problems(job: Job, world_size: int) -> list[str]:
                             ("lora.rank", config.lora.rank > 0),
                             ("optim.name muon", config.optim.is_muon),
                             ("optim.groups", bool(config.optim.groups)),
+                            ("train.samples", bool(config.train.samples)),
                             ("optim.zero", config.optim.zero > 0)):  # fmt: skip
             if is_set:
                 return [f"model.implementation plain does not support {key}; use axonn"]
@@ -174,6 +194,22 @@ def _early_stop_problems(config: Config) -> list[str]:
     return [
         f"train.early_stop_patience: expected 0 without evaluations ({key} is 0), got "
         f"{train.early_stop_patience}"
+    ]
+
+
+def _sample_problems(config: Config) -> list[str]:
+    if not config.train.samples:
+        return []
+    if config.grid.pipe > 1:
+        return [
+            f"train.samples: expected none on pipeline stages (pipe={config.grid.pipe}), got "
+            f"{config.train.samples}"
+        ]
+    if config.train.eval_interval and config.data.held_out:
+        return []
+    key = "data.held_out" if config.train.eval_interval else "train.eval_interval"
+    return [
+        f"train.samples: expected none without evaluations ({key} is 0), got {config.train.samples}"
     ]
 
 

@@ -62,17 +62,32 @@ class StepMetrics:
 
 
 @dataclass(frozen=True)
+class Sample:
+    """A prompt of train.samples, and the text that the model generated after it."""
+
+    prompt: str
+    text: str
+
+
+@dataclass(frozen=True)
 class EvaluationMetrics:
-    """The loss on the held-out text.
+    """The loss on the held-out text, and the continued prompts.
 
     step       the number of steps before it
     tokens     the tokens of these steps
     eval_loss  the mean over the labels of the held-out text
+    samples    with train.samples: objects with a prompt and the text that follows
     """
 
     step: int
     tokens: int
     eval_loss: float
+    samples: tuple[Sample, ...] = ()
+
+    @property
+    def numbers(self) -> dict[str, float]:
+        """All but the samples."""
+        return {"step": self.step, "tokens": self.tokens, "eval_loss": self.eval_loss}
 
 
 class MetricsSink(Protocol):
@@ -108,7 +123,8 @@ class MetricsFile:
         self._write(dataclasses.asdict(metrics))
 
     def evaluation(self, metrics: EvaluationMetrics) -> None:
-        self._write(dataclasses.asdict(metrics))
+        samples = [dataclasses.asdict(each) for each in metrics.samples]
+        self._write({**metrics.numbers, **({"samples": samples} if samples else {})})
 
     def close(self) -> None:
         with writing("--out", self._path):
@@ -153,7 +169,11 @@ class TensorBoard:
         self._write(dataclasses.asdict(metrics))
 
     def evaluation(self, metrics: EvaluationMetrics) -> None:
-        self._write(dataclasses.asdict(metrics))
+        self._write(dict(metrics.numbers))
+        for number, sample in enumerate(metrics.samples):
+            # TensorBoard shows Markdown, in which indented lines are kept as they are.
+            text = "\n".join(f"    {line}" for line in f"{sample.prompt}{sample.text}".split("\n"))
+            self._writer.add_text(f"samples/{number}", text, metrics.step)
 
     def close(self) -> None:
         self._writer.close()
@@ -173,9 +193,18 @@ class RunMetrics:
     evaluations: list[EvaluationMetrics] = field(default_factory=list)
 
 
+def _samples(values: Any, place: str) -> tuple[Sample, ...]:
+    try:
+        samples = tuple(Sample(**each) for each in values)
+    except TypeError:
+        raise UserError(f"{place} is not a line of metrics: samples: expected objects") from None
+    return samples
+
+
 def _add_line(run: RunMetrics, values: Any, place: str) -> None:
     """Adds the values of one line. Raises UserError for a malformed line."""
     keys = values.keys() if isinstance(values, dict) else ()
+    samples = _samples(values.pop("samples"), place) if "samples" in keys else ()
     kind = EvaluationMetrics if "eval_loss" in keys else StepMetrics
     fields = {f.name: f for f in dataclasses.fields(kind)}
     # Files of earlier versions may lack keys that have defaults.
@@ -194,7 +223,7 @@ def _add_line(run: RunMetrics, values: Any, place: str) -> None:
                 f"{place} is not a line of metrics: {name}: expected {expected}, got {got}"
             )
     if kind is EvaluationMetrics:
-        run.evaluations.append(EvaluationMetrics(**values))
+        run.evaluations.append(EvaluationMetrics(**values, samples=samples))
     else:
         run.steps.append(StepMetrics(**values))
 

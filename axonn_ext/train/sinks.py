@@ -11,7 +11,7 @@ import importlib
 import importlib.util
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from axonn_ext.spec.files.files import FileError, parse_json, read_text
 from axonn_ext.terminal.errors import UserError
 from axonn_ext.train.config import Config
 from axonn_ext.train.differences import as_json
-from axonn_ext.train.metrics import EvaluationMetrics, MetricsSink, StepMetrics, TensorBoard
+from axonn_ext.train.metrics import EvaluationMetrics, MetricsSink, Sample, StepMetrics, TensorBoard
 
 _PARAMETERS_AT_A_TIME = 100  # MLflow's limit
 
@@ -152,15 +152,22 @@ class _Service:
         self._once(dataclasses.asdict(metrics), is_evaluation=False)
 
     def evaluation(self, metrics: EvaluationMetrics) -> None:
-        self._once(dataclasses.asdict(metrics), is_evaluation=True)
+        self._once(dict(metrics.numbers), is_evaluation=True, samples=metrics.samples)
 
-    def _once(self, values: dict[str, Any], *, is_evaluation: bool) -> None:
+    def _once(
+        self, values: dict[str, Any], *, is_evaluation: bool, samples: Sequence[Sample] = ()
+    ) -> None:  # fmt: skip
         step = values.pop("step")
         if self._sent.is_new(step, is_evaluation=is_evaluation):
             self._send(step, {key: value for key, value in values.items() if value is not None})
+            if samples:
+                self._send_samples(step, samples)
             self._sent.sent(step, is_evaluation=is_evaluation)
 
     def _send(self, step: int, values: Mapping[str, float]) -> None:
+        raise NotImplementedError
+
+    def _send_samples(self, step: int, samples: Sequence[Sample]) -> None:
         raise NotImplementedError
 
 
@@ -180,6 +187,13 @@ class WeightsAndBiases(_Service):
 
     def _send(self, step: int, values: Mapping[str, float]) -> None:
         self._run.log(dict(values), step=step)
+
+    def _send_samples(self, step: int, samples: Sequence[Sample]) -> None:
+        import wandb
+
+        rows = [[sample.prompt, sample.text] for sample in samples]
+        table = wandb.Table(columns=["prompt", "text"], data=rows)
+        self._run.log({"samples": table}, step=step)
 
     def close(self) -> None:
         self._run.finish()
@@ -220,6 +234,10 @@ class MLflow(_Service):
         now = round(1000 * time.time())
         metrics = [Metric(key, value, now, step) for key, value in values.items()]
         self._client.log_batch(self._sent.id, metrics=metrics)
+
+    def _send_samples(self, step: int, samples: Sequence[Sample]) -> None:
+        text = json.dumps([dataclasses.asdict(sample) for sample in samples], indent=1)
+        self._client.log_text(self._sent.id, text, f"samples/step-{step:08}.json")
 
     def close(self) -> None:
         self._client.set_terminated(self._sent.id)

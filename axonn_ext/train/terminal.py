@@ -89,6 +89,8 @@ class Terminal:
     def evaluation(self, metrics: EvaluationMetrics) -> None:
         """Shows one evaluation."""
         self._print(f"{metrics.step:>7}  {metrics.eval_loss:>8.4f}  on the held-out text", "cyan")
+        for sample in metrics.samples:
+            self._print(f"{'':>7}  {_one_line(sample.prompt)} -> {_one_line(sample.text)}")
 
     def close(self) -> None:
         """Removes the bar; the lines stay."""
@@ -97,6 +99,10 @@ class Terminal:
 
     def _print(self, line: str, style: str = "") -> None:
         say(self._console, line, style)
+
+
+def _one_line(text: str) -> str:
+    return text.replace("\r", "\\r").replace("\n", "\\n")
 
 
 def _peak_cells(metrics: StepMetrics) -> str:

@@ -28,7 +28,7 @@ from axonn_ext.train.checkpoints import Resumed, RunCheckpoints
 from axonn_ext.train.config import Config, OptimTable
 from axonn_ext.train.exposure import Exposure
 from axonn_ext.train.job import Job
-from axonn_ext.train.metrics import EvaluationMetrics, MetricsSink, StepMetrics
+from axonn_ext.train.metrics import EvaluationMetrics, MetricsSink, Sample, StepMetrics
 from axonn_ext.train.model import TrainedModel
 from axonn_ext.train.nonfinite import NonFinite
 from axonn_ext.train.slow_ranks import SlowRanks
@@ -78,7 +78,7 @@ class Trainer:
     ) -> None:
         config = job.config
         self._config, self._device, self._grid = config, job.device, grid
-        self._rates, self._stop = job.rates, stop
+        self._rates, self._stop, self._samples = job.rates, stop, job.samples
         self._training, self._evaluation = training, evaluation
         self._model, self._optimizer = model, optimizer
         self._sinks: Sequence[MetricsSink] = ()
@@ -234,7 +234,8 @@ class Trainer:
         return max(1.0, kept), 1 - kept / labels
 
     def _evaluate(self, step: int) -> None:
-        """Reports the mean loss over the fixed batches of held-out text, of the averaged weights.
+        """Reports the mean loss over the fixed batches of held-out text, of the averaged weights,
+        and what they generate after the prompts of train.samples.
 
         Collectives, with early stopping: two broadcasts of rank 0's loss.
         """
@@ -245,12 +246,16 @@ class Trainer:
             read = [batches.batch(index) for index in range(batches.num_batches)]
         with self._optimizer.averaged():
             total = self._model.evaluate(read, batches.num_labels)
+            samples: tuple[Sample, ...] = ()
+            if self._samples is not None:
+                assert isinstance(self._model.module, Transformer)
+                samples = self._samples.continued(self._model.module)
         if self._early_stop is not None:
             agreed = of_first_rank(total) if self._grid.world_size > 1 else total
             self._early_stop.saw(step, agreed)
         tokens = self._tokens(step)
         for sink in self._sinks:
-            sink.evaluation(EvaluationMetrics(step=step, tokens=tokens, eval_loss=total))
+            sink.evaluation(EvaluationMetrics(step, tokens, total, samples))
 
     def _tokens(self, step: int) -> int:
         """Returns the number of tokens of all steps up to this one, whatever their batch sizes."""

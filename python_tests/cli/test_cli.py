@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import axonn_ext
-from axonn_ext.cli import generate, main, train
+from axonn_ext.cli import evaluate, generate, main, train
 from axonn_ext.cli.train import parse_overrides
 from axonn_ext.terminal.errors import UserError
 from axonn_ext.train.config_file import Override, load_config
@@ -96,6 +96,19 @@ def test_started_ranks_are_told_all_that_generate_was() -> None:
     untold = [name for name in vars(asked) if vars(asked)[name] == vars(default)[name]]
     assert untold == ["command", "run"], "every option has another value than its default"
     assert parser.parse_args(["generate", *generate._arguments(asked)]) == asked
+
+
+def test_started_ranks_are_told_all_that_evaluate_was() -> None:
+    given = [
+        "evaluate", "m", "--text=t", "--tasks=a,b", "--include-path=i", "--num-fewshot=2",
+        "--limit=0.5", "--apply-chat-template", "--grid=x=2", "--vocabulary=bytes", "--dtype=bf16",
+        "--device=cpu", "--json=j.json",
+    ]  # fmt: skip
+    parser = parser_of(evaluate)
+    asked, default = parser.parse_args(given), parser.parse_args(["evaluate", "other"])
+    untold = [name for name in vars(asked) if vars(asked)[name] == vars(default)[name]]
+    assert untold == ["command", "run"], "every option has another value than its default"
+    assert parser.parse_args(["evaluate", *evaluate._arguments(asked, Path("m"))]) == asked
 
 
 def test_started_ranks_are_told_all_that_train_was(tmp_path: Path) -> None:

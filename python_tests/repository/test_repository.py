@@ -307,14 +307,14 @@ LAZY = ("axonn_ext", "axonn_ext.data", "axonn_ext.models", "axonn_ext.planner")
 IMPORT_EVERYTHING = """
 import importlib, pkgutil, sys
 
-for optional in ("triton", "lightning", "accelerate"):
+for optional in ("triton", "lightning", "accelerate", "lm_eval"):
     sys.modules[optional] = None  # as where they are not installed
 import axonn_ext
 import torch
 
 for module in pkgutil.walk_packages(axonn_ext.__path__, "axonn_ext."):
     skip = module.name.endswith("__main__") or module.name.startswith("axonn_ext.kernels.triton")
-    needs = ("axonn_ext.train.integrations.fabric", "axonn_ext.train.integrations.accelerate")
+    needs = [f"axonn_ext.train.integrations.{n}" for n in ("fabric", "accelerate", "lm_eval")]
     if not skip and module.name not in needs:
         importlib.import_module(module.name)
 

@@ -102,6 +102,10 @@ COMMANDS: dict[tuple[str, ...], tuple[tuple[str, ...], tuple[str, ...], tuple[st
         ("--model", "--adapter", "--prompts", "--prompt", "--vocabulary"),
         ("--grid", "--dtype", "--device", "--what"),
     ),
+    ("evaluate", "model", "--vocabulary", "bytes", "--text", "text"): (
+        ("--limit", "--num-fewshot"), ("--text", "--vocabulary", "--include-path", "--json"),
+        ("--grid", "--dtype", "--device", "--tasks", "--what"),
+    ),
     ("machine", "--base", "dgx-h100", "--log", "all_gather=log", "--out", "new.toml"): (
         (), ("--base", "--out"), ("--log", "--what"),
     ),
@@ -189,6 +193,8 @@ RIGHT: tuple[tuple[str, tuple[str, ...]], ...] = (
     (f"generate {' '.join(ANSWER)}",
      ("--adapter adapter", "--prompt b", "--prompts text.jsonl", "--temperature 0.7", "--top-k 3",
       "--top-p 0.5", "--seed 3", "--dtype bf16", "--device cpu", "--json")),
+    ("evaluate model --vocabulary bytes --text text",
+     ("--dtype bf16", "--device cpu", "--grid 1x1x1", "--json new.json")),
     ("memorize --sizes 32x1 --per-bucket 1 --background-size 0 --repetitions 0,1 --batch-size 2 "
      "--sequence-length 51 --train.threads 1 --train.device cpu --out new",
      ("--goldfish-k 3", "--goldfish-h 2", "--lr 1e-3", "--seed 3")),

@@ -5,6 +5,7 @@ Tests of services run against their real libraries, without a network, where the
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
 import json
 import shutil
@@ -37,7 +38,7 @@ class Sink:
         print("step", metrics.step, file=self.file)
 
     def evaluation(self, metrics):
-        print("evaluation", metrics.step, file=self.file)
+        print("evaluation", metrics.step, len(metrics.samples), file=self.file)
 
     def close(self):
         print("closed", file=self.file)
@@ -53,6 +54,8 @@ def refuses(run):
 def train_and_resume(folder: Path, name: str, project: str = "tests") -> RunMetrics:
     """Trains 4 steps, forgets the last checkpoint, and takes steps 3 and 4 again."""
     options = OPTIONS | {"metrics.sinks": name, "metrics.project": project}
+    (prompts := folder.parent / "prompts.txt").write_text("def f(x):\nimport \n")
+    options |= {"train.samples": prompts, "train.sample_tokens": 5}
     train_here(folder, **options)
     shutil.rmtree(folder / "checkpoints" / "step-00000004")
     return train_here(folder, **options, checkpoint__resume="auto")
@@ -70,6 +73,7 @@ def test_mlflow_has_each_step_once(tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
     monkeypatch.setenv("MLFLOW_TRACKING_URI", (tmp_path / "store").as_uri())
     run = train_and_resume(tmp_path / "run", "mlflow")
+    import mlflow
     from mlflow.tracking import MlflowClient
 
     client = MlflowClient()
@@ -84,6 +88,10 @@ def test_mlflow_has_each_step_once(tmp_path, monkeypatch) -> None:
     assert [(each.step, each.value) for each in history] == [
         (m.step, m.eval_loss) for m in run.evaluations
     ]
+    files = [each.path for each in client.list_artifacts(found.info.run_id, "samples")]
+    assert files == [f"samples/step-{m.step:08}.json" for m in run.evaluations]
+    last = json.loads(mlflow.artifacts.load_text(f"runs:/{found.info.run_id}/{files[-1]}"))
+    assert last == [dataclasses.asdict(sample) for sample in run.evaluations[-1].samples]
 
 
 @pytest.mark.long
@@ -99,6 +107,18 @@ def test_wandb_has_each_step_once(tmp_path, monkeypatch) -> None:
     assert [row["loss"] for row in rows[1:]] == [m.loss for m in run.steps]
     losses = {row["_step"]: row["eval_loss"] for row in rows if "eval_loss" in row}
     assert losses == {m.step: m.eval_loss for m in run.evaluations}
+    tables = {
+        row["_step"]: table_of(tmp_path / "run", row) for row in rows if "samples.path" in row
+    }
+    assert tables == {
+        m.step: [[sample.prompt, sample.text] for sample in m.samples] for m in run.evaluations
+    }
+
+
+def table_of(folder: Path, row: dict[str, str]) -> list[list[str]]:
+    """The rows of the table that a row of the history names."""
+    [path] = (folder / "wandb").glob(f"offline-run-*/files/{row['samples.path']}")
+    return json.loads(path.read_text())["data"]
 
 
 def history(file: Path) -> list[dict[str, float]]:
@@ -141,13 +161,17 @@ def test_tensorboard_has_each_step_once(tmp_path, name: str) -> None:
     assert [event.value for event in events.Scalars("loss")] == pytest.approx(
         [m.loss for m in run.steps]
     )
+    texts = events.Tensors("samples/1/text_summary")
+    # A resume makes TensorBoard forget scalars, but not texts, of the steps that are taken again.
+    assert [event.step for event in texts] == [0, 2, 4, 4]
+    assert b"    import " in texts[0].tensor_proto.string_val[0]
 
 
 def test_a_sink_of_ones_own(tmp_path, own, capsys) -> None:
     train_and_resume(tmp_path / "run", f"{own}:Sink")
     told = (tmp_path / "run" / "own.txt").read_text().splitlines()
-    first = ["opened 0 tests 4", "evaluation 0", "step 1", "step 2", "evaluation 2"]
-    again = ["step 3", "step 4", "evaluation 4", "closed"]
+    first = ["opened 0 tests 4", "evaluation 0 2", "step 1", "step 2", "evaluation 2 2"]
+    again = ["step 3", "step 4", "evaluation 4 2", "closed"]
     assert told == [*first, *again, "opened 2 tests 4", *again]
 
 

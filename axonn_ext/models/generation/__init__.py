@@ -1,6 +1,7 @@
-"""Generates text with a model on any grid."""
+"""Generates and scores text with a model on any grid."""
 
 from axonn_ext.models.generation.decode import check_prompts, generate, stream
 from axonn_ext.models.generation.sampling import Sampling
+from axonn_ext.models.generation.scoring import Score, score, windows
 
-__all__ = ["Sampling", "check_prompts", "generate", "stream"]
+__all__ = ["Sampling", "Score", "check_prompts", "generate", "score", "stream", "windows"]

@@ -58,9 +58,9 @@ def stream(
     sequences yield None. num_tokens: ids from this number on are chosen only if they are in
     stop_ids; default the size of the model's vocabulary.
 
-    All ranks pass the same arguments and must exhaust the iterator. The sequences are split over
-    data and z; ranks of x and y compute in layout "replicated", whatever the model's layout. The
-    keys and values of a sequence stay in memory: 2 L H / x numbers per token for L blocks whose
+    All ranks pass the same arguments and take the same number of tokens. The sequences are split
+    over data and z; ranks of x and y compute in layout "replicated", whatever the model's layout.
+    The keys and values of a sequence stay in memory: 2 L H / x numbers per token for L blocks whose
     key-value heads have H features together (at least a whole head). Collectives for each token:
     those of the model in this layout, an all-gather of the last logits over x, and one of the
     chosen tokens over z and data.
@@ -70,7 +70,8 @@ def stream(
     are not finite.
     """
     prompts = [[int(token) for token in prompt] for prompt in prompts]
-    _check_equal(model, (prompts, max_new_tokens, sampling, sorted(stop_ids), num_tokens))
+    arguments = (prompts, max_new_tokens, sampling, sorted(stop_ids), num_tokens)
+    check_equal(model, "generate", arguments)
     check_prompts(prompts, max_new_tokens, model.config.sequence_length, model.config.vocab_size)
     never = _never_chosen(model, stop_ids, num_tokens)
     decoder = _Decoder.of(model, prompts, max_new_tokens)
@@ -171,7 +172,8 @@ class _Decoder:
             index = self.lengths[:, None] - 1
             tokens, last = self.tokens.gather(1, index), torch.zeros_like(self.lengths)
             places = Places.cached(index, self.lengths)
-        local = self.model.next_logits(tokens, places, self.caches, last)
+        rows = torch.arange(len(last), device=last.device) * tokens.shape[1] + last
+        local = self.model.logits_at(tokens, places, rows, self.caches)
         whole = self.model.grid.unshard(local, {1: ("x",)})
         return whole[:, : self.model.config.vocab_size].float()  # without padding
 
@@ -191,12 +193,15 @@ def _share(grid: Grid, count: int) -> range:
     return range(first, first + each)
 
 
-def _check_equal(model: Transformer, arguments: object) -> None:
-    """Raises ValueError on every rank if the ranks have different arguments."""
+def check_equal(model: Transformer, what: str, arguments: object) -> None:
+    """Raises ValueError, which names `what`, on every rank if the ranks have different arguments.
+
+    Collectives: all-gathers of a number.
+    """
     digest = hashlib.sha256(repr(arguments).encode()).digest()
     device = model.table.weight.device
     own = torch.tensor([int.from_bytes(digest[:7], "big")], device=device)
     found = model.grid.unshard(own, {0: AXES})
     if not bool((found == own).all()):
         ranks = ", ".join(str(rank) for rank in range(len(found)) if found[rank] != found[0])
-        raise ValueError(f"generate: all ranks must pass the same arguments, but not rank {ranks}")
+        raise ValueError(f"{what}: all ranks must pass the same arguments, but not rank {ranks}")
