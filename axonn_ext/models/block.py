@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch import Tensor, nn
@@ -13,12 +13,15 @@ from axonn_ext.nn import (
     Init,
     KeyValueCache,
     LayerNorm,
+    Linear,
     Places,
     RMSNorm,
     Rotary,
 )
 from axonn_ext.spec.model import ModelConfig
 from axonn_ext.spec.parallel import ParallelConfig
+
+NOT_HELD = (None,) * 4
 
 
 class Block(nn.Module):
@@ -43,21 +46,31 @@ class Block(nn.Module):
         self.mlp = mlp
         self.after_2 = norms.get("after_2")
 
+    @property
+    def linears(self) -> tuple[Linear, Linear, Linear, Linear]:
+        """The Linears in the order of their use."""
+        return self.attention.qkv, self.attention.out, self.mlp.up, self.mlp.down
+
     def forward(
         self,
         x: Tensor,
         sequence_length: int,
         places: Places | None = None,
         cache: KeyValueCache | None = None,
+        held: Sequence[Tensor | None] = NOT_HELD,
     ) -> Tensor:
+        """held: the weights of `linears`, as nn.Linear takes them."""
         first = _applied(self.norm_1, x)
-        attended = _applied(self.after_1, self.attention(first, sequence_length, places, cache))
+        attended = self.attention(first, sequence_length, places, cache, held[:2])
+        attended = _applied(self.after_1, attended)
         attended = x + scaled(attended, self.residual_scale)
         if self.parallel:
             second = first if self.norm_2 is None else self.norm_2(x)
         else:
             second = _applied(self.norm_2, attended)
-        return attended + scaled(_applied(self.after_2, self.mlp(second)), self.residual_scale)
+        return attended + scaled(
+            _applied(self.after_2, self.mlp(second, held[2:])), self.residual_scale
+        )
 
 
 def _applied(norm: nn.Module | None, x: Tensor) -> Tensor:

@@ -11,8 +11,9 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from axonn_ext.checkpoint.whole_tensors import NamedState
-from axonn_ext.models.block import linear_options, make_block, make_norm, scaled
+from axonn_ext.models.block import Block, linear_options, make_block, make_norm, scaled
 from axonn_ext.models.checks import check_labels, check_token_ids
+from axonn_ext.models.compiled import RunBlock, compiled_blocks, run_block
 from axonn_ext.models.stored import Stored, stored
 from axonn_ext.nn import (
     CrossEntropy,
@@ -79,6 +80,7 @@ class Transformer(nn.Module, NamedState):
         }
         self._add_table()
         self._add_positions()
+        self._run_block: RunBlock = run_block
         self.blocks = nn.ModuleList()  # named by their number in the whole model
         numbers = [n for stage in own.on(rank) for n in own.blocks[stage]]
         for number in numbers:
@@ -197,6 +199,19 @@ class Transformer(nn.Module, NamedState):
         x = self._run_blocks(self.stages.blocks[stage], x, length, places)
         return self._logits(x, table) if last else x
 
+    def compile_blocks(self) -> None:
+        """Lets torch.compile compile the blocks, from their next calls on.
+
+        Blocks that differ only in the values of their tensors share code. It is compiled in the
+        first call with gradients and in the first without, and again for another shape of the
+        micro-batch; torch allows 8 such variants. Only rounding differs from eager blocks. An
+        Orchestrator should prefetch and defer a multiple of 4 weights, those of a block.
+        Generation, and the result of `replicated`, do not use compiled code.
+
+        Raises, from later calls: ValueError while weight gradients are deferred.
+        """
+        self._run_block = compiled_blocks()
+
     def _logits(self, x: Tensor, table: Tensor | None) -> Tensor:
         """Returns this rank's logits of rows x; padding gets the lowest number of the dtype.
 
@@ -250,7 +265,8 @@ class Transformer(nn.Module, NamedState):
         is_watched = self.table.weight_source is not None  # by the training's orchestrator
         parallel = self.parallel
         recomputes = parallel.recompute != "none"
-        if parallel.layout == "replicated" and not recomputes and not is_watched:
+        is_compiled = self._run_block is not run_block  # for each number of rows
+        if parallel.layout == "replicated" and not (recomputes or is_watched or is_compiled):
             return self
         parallel = dataclasses.replace(
             self.parallel, layout="replicated", heads_over_y=False, recompute="none"
@@ -373,8 +389,11 @@ class Transformer(nn.Module, NamedState):
     ) -> Tensor:
         for number in numbers:
             block = self.blocks.get_submodule(str(number))
+            assert isinstance(block, Block)
             if number in self._recomputed and torch.is_grad_enabled():
-                x = checkpoint(block, x, sequence_length, places, use_reentrant=False)
+                x = checkpoint(
+                    self._run_block, block, x, sequence_length, places, use_reentrant=False
+                )
             else:
-                x = block(x, sequence_length, places)
+                x = self._run_block(block, x, sequence_length, places)
         return x

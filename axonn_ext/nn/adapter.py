@@ -64,6 +64,8 @@ class Adapter(ShardedModule):
         if linear.gather_dim or linear.scatter_dim:
             raise ValueError("Adapter: heads_over_y is not supported; use another layout or grid")
         self.targets, self.rank, self.alpha = tuple(targets), rank, alpha
+        # Not read from the targets, whose names differ between blocks that share compiled code.
+        self._names = [target.short_name for target in self.targets]
         self._r, self._s = ROLES[linear.role]
         self._layout, self._algorithm = linear.layout, linear.algorithm
         rows = linear.in_features
@@ -103,7 +105,7 @@ class Adapter(ShardedModule):
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
         """Returns y with the updates added; x and y are the Linear's input and output, by rows."""
-        narrow = F.linear(x, torch.cat([self.a(target) for target in self.targets]))
+        narrow = F.linear(x, torch.cat([self._parameter(f"{name}_a") for name in self._names]))
         r, s = self.grid.axis(self._r), self.grid.axis(self._s)
         if self._layout == "sharded":
             narrow = collectives.all_gather(narrow, r, algorithm=self._algorithm)
@@ -113,7 +115,8 @@ class Adapter(ShardedModule):
             narrow = collectives.copy_to(narrow, r, algorithm=self._algorithm)
         narrow = narrow * (self.alpha / self.rank)
         parts = narrow.split(self.rank, -1)
-        updates = [F.linear(n, self.b(t)) for n, t in zip(parts, self.targets, strict=True)]
+        b = [self._parameter(f"{name}_b") for name in self._names]
+        updates = [F.linear(n, each) for n, each in zip(parts, b, strict=True)]
         if self._places is None:
             return y + updates[0]
         return y + F.pad(torch.cat(updates, -1), (0, 1)).index_select(-1, self._places)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -57,7 +58,8 @@ class Attention(nn.Module):
 
     places: the positions of the tokens and what they attend to, for all sequences of the (data, z)
     group; default each sequence from position 0, causally. cache: stores keys and values, and
-    provides those of earlier tokens (layout "replicated" only; requires `places`).
+    provides those of earlier tokens (layout "replicated" only; requires `places`). held: the
+    weights of qkv and out, as Linear takes them.
 
     Raises ValueError if neither the axes divide the key-value heads nor these x, or if the axes do
     not divide the sequences.
@@ -147,8 +149,9 @@ class Attention(nn.Module):
         sequence_length: int,
         places: Places | None = None,
         cache: KeyValueCache | None = None,
+        held: Sequence[Tensor | None] = (None, None),
     ) -> Tensor:
-        qkv = self.qkv(x)  # [sequences * length, groups * (q_per_kv + 2) * head_dim]
+        qkv = self.qkv(x, held=held[0])  # [sequences * length, groups * (q_per_kv + 2) * head_dim]
         if qkv.shape[0] % sequence_length:
             raise ValueError(
                 f"Attention: the {qkv.shape[0]} rows that each y rank attends over must be whole "
@@ -165,7 +168,7 @@ class Attention(nn.Module):
             )  # fmt: skip
         else:
             out = self._attend(qkv, sequence_length, places, cache)
-        return self.out(out)
+        return self.out(out, held=held[1])
 
     def _attend(
         self,

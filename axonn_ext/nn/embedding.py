@@ -85,7 +85,7 @@ class Embedding(ShardedModule):
         axis = self.grid.axis("x")
         if self.weight_source is not None:
             look_up = partial(self._look_up, ids)
-            rows = self.weight_source.apply(table, look_up, saves_weight=False)
+            rows = self.weight_source.apply([table], look_up, saves_weights=False)
         else:
             rows = self._look_up(ids, table)
         if self.layout == "sharded":

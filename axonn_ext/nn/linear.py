@@ -194,17 +194,22 @@ class Linear(ShardedModule):
             return self.weight_source.gather(self.weight)
         return collectives.all_gather(self.weight, self.grid.axis("z"), algorithm=self.algorithm)
 
-    def forward(self, x: Tensor, weight: Tensor | None = None) -> Tensor:
+    def forward(
+        self, x: Tensor, weight: Tensor | None = None, held: Tensor | None = None
+    ) -> Tensor:
         """Returns the output; see the class docstring for shapes and collectives.
 
         weight: the result of `gather_weight` of this or of another module; default this module's
-        own weight, which is then gathered here.
+        own weight, which is then gathered here. held: the same, of a module with a weight_source,
+        within a function that this source applies.
         """
         self._check_input(x)
         rows = x.flatten(0, -2) if x.dim() > 2 else x
-        if self.weight_source is not None:
+        if held is not None:
+            y = self._multiply(rows, held, gathered=True)
+        elif self.weight_source is not None:
             whole = self.gather_weight() if weight is None else weight
-            y = self.weight_source.apply(whole, partial(self._multiply, rows, gathered=True))
+            y = self.weight_source.apply([whole], partial(self._multiply, rows, gathered=True))
         elif weight is not None:
             y = self._multiply(rows, weight, gathered=True)
         else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 
 import torch
@@ -26,7 +27,8 @@ class MLP(nn.Module):
     [2F, H], and its rows alternate gate, up, gate, up, ..., so that each block of rows holds whole
     pairs.
 
-    bias: of up and, unless out_bias is given, of down.
+    bias: of up and, unless out_bias is given, of down. held: the weights of up and down, as Linear
+    takes them.
     """
 
     def __init__(
@@ -68,13 +70,16 @@ class MLP(nn.Module):
             bias=bias if out_bias is None else out_bias, name="down",
         )  # fmt: skip
 
-    def forward(self, x: Tensor) -> Tensor:
-        hidden = self.up(x)
+    def forward(self, x: Tensor, held: Sequence[Tensor | None] = (None, None)) -> Tensor:
+        hidden = self.up(x, held=held[0])
+        return self.down(self._activated(hidden), held=held[1])
+
+    def _activated(self, hidden: Tensor) -> Tensor:
         if self.activation in ("gelu", "gelu_erf"):
             form = "tanh" if self.activation == "gelu" else "none"
-            return self.down(F.gelu(hidden, approximate=form))
+            return F.gelu(hidden, approximate=form)
         if self.activation == "relu":
-            return self.down(F.relu(hidden))
+            return F.relu(hidden)
         gate, up = hidden.unflatten(-1, (-1, 2)).unbind(-1)
         gate = F.silu(gate) if self.activation == "swiglu" else F.gelu(gate, approximate="tanh")
-        return self.down(gate * up)
+        return gate * up

@@ -7,7 +7,7 @@ holds more than its block.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -94,12 +94,16 @@ class WeightSource(Protocol):
         """
 
     def apply(
-        self, weight: Tensor, function: Callable[[Tensor], Tensor], *, saves_weight: bool = True
+        self,
+        weights: Sequence[Tensor],
+        function: Callable[..., Tensor],
+        *,
+        saves_weights: bool = True,
     ) -> Tensor:
-        """Returns function(weight), for a weight returned by `gather`.
+        """Returns function(*weights), for weights returned by `gather`.
 
-        The weight is in memory while the function runs and, if saves_weight, in backward while the
-        last node of the function's graph, which saves the weight, runs.
+        The weights are in memory while the function runs and, if saves_weights, in backward while
+        the last node of the function's graph, which saves them, runs.
         """
 
 

@@ -73,7 +73,7 @@ class GatheredWeights:
         self._weights = [self._make(p) for p in parameters]
         self._by_parameter = {id(w.parameter): w for w in self._weights}
         self._aliases = WeakTensorKeyDictionary()
-        self._held: Weight | None = None  # the weight that the running node of backward uses
+        self._held: Sequence[Weight] = ()  # those that the running node of backward uses
 
     def __deepcopy__(self, memo: dict[int, object]) -> None:
         """Returns None, so that a copy of a module gathers its weights itself."""
@@ -105,27 +105,29 @@ class GatheredWeights:
         return alias
 
     def apply(
-        self, weight: Tensor, function: Callable[[Tensor], Tensor], *, saves_weight: bool = True
+        self,
+        weights: Sequence[Tensor],
+        function: Callable[..., Tensor],
+        *,
+        saves_weights: bool = True,
     ) -> Tensor:
         """See `WeightSource`."""
-        gathered = self._aliases.get(weight)
-        if gathered is None:  # the weight did not come from `gather`
-            return function(weight)
+        # A weight that did not come from `gather` has no alias.
+        gathered = [self._aliases[weight] for weight in weights if weight in self._aliases]
         self._acquire(gathered, _phase())
         try:
-            y = function(weight)
+            y = function(*weights)
         finally:
             self._release(gathered)
-        if saves_weight and y.requires_grad:
-            version = gathered.parameter._version
-            y.register_hook(partial(self._before_backward, gathered, version))
+        if gathered and saves_weights and y.requires_grad:
+            versions = [weight.parameter._version for weight in gathered]
+            y.register_hook(partial(self._before_backward, gathered, versions))
         return y
 
     def end_backward(self) -> None:
-        """Releases the weight of a backward pass's last node, which has run."""
-        if self._held is not None:
-            held, self._held = self._held, None
-            self._release(held)
+        """Releases the weights of a backward pass's last node, which has run."""
+        held, self._held = self._held, ()
+        self._release(held)
 
     def end_pass(self) -> None:
         """See `Orchestrator.end_pass`."""
@@ -150,27 +152,33 @@ class GatheredWeights:
         storage.resize_(0)
         return weight
 
-    def _before_backward(self, weight: Weight, version: int, _: Tensor) -> None:
-        """Brings the weight back right before the backward node that uses it runs."""
-        if weight.parameter._version != version:
-            raise RuntimeError(
-                f"{weight.name} was changed in place between forward and backward, which would "
-                "now use the new value; step the optimizer after backward"
-            )
+    def _before_backward(
+        self, weights: Sequence[Weight], versions: Sequence[int], _: Tensor
+    ) -> None:
+        """Brings the weights back right before the backward node that uses them runs."""
+        for weight, version in zip(weights, versions, strict=True):
+            if weight.parameter._version != version:
+                raise RuntimeError(
+                    f"{weight.name} was changed in place between forward and backward, which would "
+                    "now use the new value; step the optimizer after backward"
+                )
         self._sink.backward_runs()
         self.end_backward()
-        self._acquire(weight, _C.Phase.BACKWARD)
-        self._held = weight
+        self._acquire(weights, _C.Phase.BACKWARD)
+        self._held = weights
 
-    def _acquire(self, weight: Weight, phase: _C.Phase) -> None:
-        self._carry_out(self._plan.use(weight.number, phase), _PHASE_NAMES[phase])
-        self._finish(weight)
-        if weight.version != weight.parameter._version:  # the parameter has changed since
-            self._start_gather(weight, _PHASE_NAMES[phase])
+    def _acquire(self, weights: Sequence[Weight], phase: _C.Phase) -> None:
+        for weight in weights:
+            self._carry_out(self._plan.use(weight.number, phase), _PHASE_NAMES[phase])
+        for weight in weights:
             self._finish(weight)
+            if weight.version != weight.parameter._version:  # the parameter has changed since
+                self._start_gather(weight, _PHASE_NAMES[phase])
+                self._finish(weight)
 
-    def _release(self, weight: Weight) -> None:
-        self._carry_out(self._plan.release(weight.number))
+    def _release(self, weights: Sequence[Weight]) -> None:
+        for weight in weights:
+            self._carry_out(self._plan.release(weight.number))
 
     def _finish(self, weight: Weight) -> None:
         if weight.gather is not None:

@@ -54,10 +54,8 @@ class OwnedGroups:
         self._groups: list[tuple[ProcessGroup, str]] = []  # with their device types
         self._end = weakref.finalize(self, _collect, self._groups)
         self._end.atexit = False  # all groups end then anyway
-
-    @property
-    def closed(self) -> bool:
-        return not self._end.alive
+        # Compiled code may depend on it, but not on a finalizer, whose class counts all others.
+        self.closed = False
 
     def add(self, group: ProcessGroup) -> None:
         self._groups.append((group, device_type(group)))
@@ -69,6 +67,7 @@ class OwnedGroups:
         """Ends the groups, for this rank. On GPUs it first waits for the current stream."""
         if self._end.detach() is None:
             return
+        self.closed = True
         if any(kind == "cuda" for _, kind in self._groups):
             torch.cuda.current_stream().synchronize()
         while self._groups:

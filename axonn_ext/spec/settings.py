@@ -49,7 +49,7 @@ CUDA_DEVICE_MAX_CONNECTIONS=1 and CUDA_LAUNCH_BLOCKING=1 are read, too: with eit
 that captures a fused gather sends this rank's rows to its peers before the GEMM begins.
 
 `launch_environment` reads the variables that torchrun sets (RANK, WORLD_SIZE, ...), and for a task
-started by srun, those of Slurm.
+started by srun, those of Slurm. `cxx` reads CXX, as torch.compile does.
 """
 
 from __future__ import annotations
@@ -213,6 +213,11 @@ def launch_environment(
     if problems:
         raise SettingsError(problems)
     return here
+
+
+def cxx(environment: Mapping[str, str] = os.environ) -> str:
+    """Returns the name of the C++ compiler that torch.compile calls for code on CPUs."""
+    return environment.get("CXX", "g++")
 
 
 def set_aside(names: Mapping[str, str], environment: MutableMapping[str, str] = os.environ) -> None:

@@ -29,6 +29,7 @@ from axonn_ext.terminal.arguments import MOST_THREADS
 MAX_SEED = 2**32 - 1
 SINKS = ("tensorboard", "wandb", "mlflow")
 EXAMPLES = "examples"  # of [data] order
+_BLOCK_WEIGHTS = 4  # of qkv, the out-projection, up and down
 AUTO = "auto"  # of [train] device and verify, [checkpoint] resume and [metrics] sinks
 
 
@@ -177,6 +178,9 @@ class TrainTable:
         "fp32", "dtype of weights and activations: fp32, or bf16 or fp16 with fp32 master weights",
         choices=("fp32", "bf16", "fp16"),
     )  # fmt: skip
+    compile: bool = key(
+        False, "compile blocks with torch.compile; overlap.prefetch and .deferred then count blocks"
+    )
     device: str = key(
         "auto", "device to train on: cpu, cuda, or auto (cuda if there are GPUs)",
         choices=("auto", "cpu", "cuda"),
@@ -343,7 +347,14 @@ class Config:
 
     def overlap_options(self) -> Overlap | None:
         """Returns the overlap options; None if overlap is off and the ops issue all collectives."""
-        return self.overlap if self.overlap.mode == "on" else None
+        overlap = self.overlap if self.overlap.mode == "on" else None
+        if overlap is None or not self.train.compile:
+            return overlap
+        # The weights of a compiled block are gathered together, and its gradients come together.
+        return replace(
+            overlap,
+            prefetch=_BLOCK_WEIGHTS * overlap.prefetch, deferred=_BLOCK_WEIGHTS * overlap.deferred,
+        )  # fmt: skip
 
     def stages(self, model: ModelConfig) -> Stages:
         """Returns the blocks of each stage. Raises ValueError if they do not fit the model."""

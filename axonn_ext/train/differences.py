@@ -35,7 +35,7 @@ MAY_DIFFER: Mapping[str, str] = {
 # Tables and keys that may differ between a run and the one that continues it.
 _FREE_TABLES = ("grid", "parallel", "overlap", "pipeline", "checkpoint", "metrics")
 _FREE_KEYS = {
-    *("train.threads", "train.device", "train.verify", "train.eval_interval"),
+    *("train.threads", "train.device", "train.verify", "train.compile", "train.eval_interval"),
     *("train.eval_batches", "train.micro_batches"),
     *("train.samples", "train.sample_tokens"),
     *("train.early_stop_patience", "train.early_stop_min_delta"),

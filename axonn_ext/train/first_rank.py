@@ -68,9 +68,15 @@ class User(Audience):
     def nothing_left(self, why: str) -> None:
         self._tell(f"nothing is left to do: {why}")
 
+    def compiles(self) -> None:
+        self._tell("compiling the blocks with torch.compile, which can take a minute")
+
     def warmed_up(self, num_measured: int, seconds: float) -> None:
+        done = ["compiled the blocks"] if self._job.config.train.compile else []
         if num_measured:
-            self._tell(f"warm-up: measured the algorithms of {num_measured} ops in {seconds:.1f} s")
+            done.append(f"measured the algorithms of {num_measured} ops")
+        if done:
+            self._tell(f"warm-up: {' and '.join(done)} in {seconds:.1f} s")
 
     @contextmanager
     def steps(self, trainer: Trainer) -> Iterator[Sequence[MetricsSink]]:

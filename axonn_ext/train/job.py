@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.util
+import shutil
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,6 +14,7 @@ from axonn_ext import models
 from axonn_ext.kernels import extension
 from axonn_ext.optim import LossScaler
 from axonn_ext.ranks.communicators import why_none
+from axonn_ext.spec import settings
 from axonn_ext.spec.model import ModelConfig
 from axonn_ext.spec.pipeline import check_sizes
 from axonn_ext.spec.recompute import Recomputation
@@ -89,8 +92,8 @@ def prepare(config: Config, *, world_size: int, local_world_size: int | None = N
     # Whether the grid fits the model is checked only if the number of processes is right.
     problems = _process_problems(job, world_size) or _fit_problems(job)
     problems += _device_problems(job, local_world_size or world_size) + _goldfish_problems(config)
+    problems += _compile_problems(job) + _sample_problems(config)
     problems += _lora_problems(job) + _early_stop_problems(config) + unfit_texts
-    problems += _sample_problems(config)
     if problems:
         raise UserError(*problems)
     return replace(job, samples=_samples(job))
@@ -132,6 +135,7 @@ def _process_problems(job: Job, world_size: int) -> list[str]:
                             ("lora.rank", config.lora.rank > 0),
                             ("optim.name muon", config.optim.is_muon),
                             ("optim.groups", bool(config.optim.groups)),
+                            ("train.compile", config.train.compile),
                             ("train.samples", bool(config.train.samples)),
                             ("optim.zero", config.optim.zero > 0)):  # fmt: skip
             if is_set:
@@ -195,6 +199,26 @@ def _early_stop_problems(config: Config) -> list[str]:
         f"train.early_stop_patience: expected 0 without evaluations ({key} is 0), got "
         f"{train.early_stop_patience}"
     ]
+
+
+def _compile_problems(job: Job) -> list[str]:
+    config = job.config
+    if not config.train.compile:
+        return []
+    if config.grid.pipe > 1 and config.pipeline.defers:
+        return [
+            "train.compile: expected false where weight gradients are deferred "
+            f"(pipeline.schedule {config.pipeline.schedule}), got true; set pipeline.schedule to "
+            "1f1b, or with message_driven pipeline.defer_weights to false"
+        ]
+    if job.device == "cpu" and not shutil.which(settings.cxx()):
+        return [
+            "train.compile: expected a C++ compiler, which torch.compile needs on the CPU, got no "
+            f"program {settings.cxx()}; install g++, or set CXX to another compiler"
+        ]
+    if job.device == "cuda" and not importlib.util.find_spec("triton"):
+        return ["train.compile: needs Triton on GPUs: pip install triton"]
+    return []
 
 
 def _sample_problems(config: Config) -> list[str]:

@@ -288,6 +288,7 @@ def build_model(job: Job, grid: Grid) -> TrainedModel:
     """Returns the model with its initial weights, the same on every grid and in plain torch.nn."""
     if job.config.model.implementation == "plain":
         return PlainModel(job, grid)
-    if grid.size("pipe") > 1:
-        return PipelineModel(job, grid)
-    return GridModel(job, grid)
+    model = PipelineModel(job, grid) if grid.size("pipe") > 1 else GridModel(job, grid)
+    if job.config.train.compile:
+        model.module.compile_blocks()
+    return model

@@ -86,8 +86,11 @@ class Audience:
     def nothing_left(self, why: str) -> None:
         """The run has no steps left."""
 
+    def compiles(self) -> None:
+        """The warm-up will compile the blocks."""
+
     def warmed_up(self, num_measured: int, seconds: float) -> None:
-        """The algorithms of `num_measured` calls were measured."""
+        """The warm-up has ended, and measured the algorithms of `num_measured` calls."""
 
     def steps(self, trainer: Trainer) -> AbstractContextManager[Sequence[MetricsSink]]:
         """Wraps the steps; yields the sinks for their metrics."""

@@ -101,15 +101,17 @@ class Trainer:
         self._slow_ranks = SlowRanks(grid, device=job.device, say=say)
 
     def warm_up(self) -> int:
-        """Measures algorithms for "auto" before the run; returns the number of measured calls.
+        """Compiles blocks and measures algorithms for "auto"; returns the number of measured calls.
 
-        It runs one forward and backward pass over the first micro-batch and drops the results.
-        The steps themselves measure nothing.
+        It runs one forward and backward pass over the first micro-batch and drops the results; to
+        compile, also an evaluation of it. The steps themselves compile and measure nothing.
         """
         with reading(self._config):
             batch = self._training.micro_batch(self._done, 0)
         with axonn_ext.warm_up():
             self._model.warm_up(batch)
+            if self._config.train.compile and self._evaluation is not None:
+                self._model.evaluate([batch], 1.0)
         self._optimizer.zero_grad()
         if self._model.orchestrator is not None:
             self._model.orchestrator.end_step()

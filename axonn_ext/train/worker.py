@@ -172,8 +172,11 @@ def _take_steps(run: Run, trainer: Trainer, grid: Grid, audience: Audience) -> N
         audience.nothing_left(trainer.why_done)
         return
     audience.starts()
-    # One rank has nothing to choose from.
-    if run.job.config.parallel.algorithm == AUTO and grid.world_size > 1:
+    config = run.job.config
+    if config.train.compile:
+        audience.compiles()
+    # One rank has no algorithm to choose.
+    if config.train.compile or (config.parallel.algorithm == AUTO and grid.world_size > 1):
         began = time.perf_counter()
         num_measured = trainer.warm_up()
         audience.warmed_up(num_measured, time.perf_counter() - began)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from contextlib import nullcontext
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -390,6 +391,47 @@ def test_bad_options(option):
 
 
 # --- Programs that do not go from forward to step -------------------------------------------------
+
+
+class Together(torch.autograd.Function):
+    """The product of x with two weights, one after the other, in one node, like compiled code."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, first: Tensor, second: Tensor) -> Tensor:
+        hidden = x @ first.t()
+        ctx.save_for_backward(x, hidden, first, second)
+        return hidden @ second.t()
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        x, hidden, first, second = ctx.saved_tensors
+        assert all(weight.untyped_storage().size() for weight in (first, second))
+        dhidden = dy @ second
+        return dhidden @ first, dhidden.t() @ x, dy.t() @ hidden
+
+
+def used_together() -> float:
+    """The error of gradients of weights that are used in one node, within no budget."""
+    grid = grid_of(GridShape(z=2))
+    options: dict[str, Any] = {"grid": grid, "role": "expand", "bias": False}
+    layers = nn.ModuleList(Linear(16, 16, **options, name=name) for name in "ab").double()
+    whole_x = torch.randn(8, 16, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    x = grid.shard(whole_x, {0: ("z",)})
+    layers[1](layers[0](x)).square().sum().backward()
+    expected = [p.grad for p in layers.parameters()]
+    layers.zero_grad()
+    with Orchestrator(layers, Overlap(prefetch=0, gathered_bytes=0)) as orchestrator:
+        weights = [layer.gather_weight() for layer in layers]
+        y = layers[0].weight_source.apply(weights, partial(Together.apply, x))
+        assert not any(storage.size() for storage in orchestrator.gathered_storages())
+        y.square().sum().backward()
+        orchestrator.sync_gradients()
+    got = [p.grad for p in layers.parameters()]
+    return max(relative_error(a, b) for a, b in zip(got, expected, strict=True))
+
+
+def test_weights_that_are_used_together(pool):
+    assert max(pool(2).run(used_together)) < 1e-13  # fp64 sums of at most 16 terms
 
 
 def outputs_after_a_change() -> tuple[Tensor, Tensor]:

@@ -439,6 +439,26 @@ def one_rank() -> Iterator[Grid]:
     dist.destroy_process_group()
 
 
+def compiled(shape: GridShape) -> list[float]:
+    """The errors of logits and gradients of a model that torch.compile has traced as one graph."""
+    torch.compiler.reset()
+    grid, results = grid_of(shape), []
+    for compiles in (False, True):
+        model = parallelize(made(), grid, LOCAL, verbose=False)
+        run = torch.compile(model, fullgraph=True, backend="aot_eager") if compiles else model
+        logits = run(torch.arange(12).view(2, 6))
+        logits.square().sum().backward()
+        results.append([logits.detach(), *(p.grad for p in model.parameters())])
+    eager, got = results
+    return [relative_error(one, other) for one, other in zip(got, eager, strict=True)]
+
+
+@pytest.mark.long
+def test_a_split_model_compiles_as_one_graph(pool) -> None:
+    for errors in pool(2).run(compiled, GridShape(x=2)):
+        assert max(errors) < 1e-11
+
+
 def test_rank_0_prints_the_plan(one_rank, capsys):
     model = parallelize(made(lambda: nn.Linear(8, 8)), one_rank)
     assert "parallelize on x=1:" in capsys.readouterr().out

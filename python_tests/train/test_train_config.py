@@ -243,6 +243,36 @@ def test_job_names_the_numbers(tmp_path: Path) -> None:
         assert "torch sees no GPU here" in refused(train__device="cuda")
 
 
+def test_compiled_blocks_are_refused_where_they_cannot_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "model.implementation plain does not support train.compile; use axonn" in refused(
+        train__compile="true", model__implementation="plain"
+    )
+    stages: dict[str, Any] = {"grid": "pipe=2", "world_size": 2, "train__compile": "true"}
+    for schedule in ("message_driven", "zero_bubble"):
+        assert (
+            "train.compile: expected false where weight gradients are deferred (pipeline.schedule "
+            f"{schedule}), got true; set pipeline.schedule to 1f1b"
+        ) in refused(**stages, pipeline__schedule=schedule)
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    prepare(load_config(None), world_size=1)
+    assert (
+        "train.compile: expected a C++ compiler, which torch.compile needs on the CPU, got no "
+        "program no-such-compiler; install g++, or set CXX to another compiler"
+    ) in refused(train__compile="true", train__device="cpu")
+
+
+def test_overlap_of_compiled_blocks_counts_blocks() -> None:
+    """A block has four weights."""
+    pairs = {"overlap.mode": "on", "overlap.prefetch": "2", "overlap.deferred": "3"}
+    overrides = tuple(Override(key, text) for key, text in pairs.items())
+    eager = load_config(None, overrides=overrides).overlap_options()
+    compiled = load_config(
+        None, overrides=(*overrides, Override("train.compile", "true"))
+    ).overlap_options()
+    assert eager is not None and eager.prefetch == 2
+    assert compiled == dataclasses.replace(eager, prefetch=8, deferred=12)
+
+
 @contextmanager
 def fused_kernels(why: str = "") -> Iterator[list[tuple[Any, ...]]]:
     """Simulates the CUDA parts, which give this reason not to run; yields the questions asked."""

@@ -59,12 +59,14 @@ class RowLinear(Linear):
         )  # fmt: skip
         self.label = label  # its name in errors
 
-    def forward(self, x: Tensor, weight: Tensor | None = None) -> Tensor:
+    def forward(
+        self, x: Tensor, weight: Tensor | None = None, held: Tensor | None = None
+    ) -> Tensor:
         most = self._agree(x)
         rows = x.reshape(-1, self.in_features)
         padded = F.pad(rows, (0, 0, 0, most - len(rows)))
         y = features_to_rows(
-            super().forward(rows_to_features(padded, self.grid), weight), self.grid
+            super().forward(rows_to_features(padded, self.grid), weight, held), self.grid
         )
         return y[: len(rows)].view(*x.shape[:-1], self.out_features)
 
