@@ -88,20 +88,24 @@ class User(Audience):
                 has_peak=self._job.rates.peak_flops is not None,
             ),
         ]  # fmt: skip
-        table, first = self._job.config.metrics, trainer.steps_done
-        if table.sinks == AUTO and TensorBoard.installed():
-            sinks.append(TensorBoard(self._folder, first_step=first))
-        if table.names:
-            from axonn_ext.train.sinks import open_sinks
-
-            sinks += open_sinks(self._job.config, self._folder, first_step=first, say=self._tell)
         self._before, began = trainer.steps_done, time.perf_counter()
         try:
+            for sink in self._further_sinks():
+                sinks.append(sink)
             yield sinks
         finally:
             for sink in sinks:
                 sink.close()
         self._seconds = time.perf_counter() - began
+
+    def _further_sinks(self) -> Iterator[MetricsSink]:
+        config, folder, first = self._job.config, self._folder, self._before or 0
+        if config.metrics.sinks == AUTO and TensorBoard.installed():
+            yield TensorBoard(folder, first_step=first)
+        if config.metrics.names:
+            from axonn_ext.train.sinks import open_sinks
+
+            yield from open_sinks(config, folder, first_step=first, say=self._tell)
 
     def ended(self, trainer: Trainer, saved: Path | None) -> None:
         done = trainer.steps_done

@@ -51,21 +51,20 @@ def check_sinks(config: Config) -> None:
 
 def open_sinks(
     config: Config, folder: Path, *, first_step: int, say: Callable[[str], None]
-) -> list[MetricsSink]:
-    """Returns the sinks of a run. Raises UserError if one cannot be opened.
+) -> Iterator[MetricsSink]:
+    """Opens the sinks of a run, one after the other. Raises UserError if one cannot be opened.
 
     say: shows a line to the user; a sink that fails later is named once and left out.
     """
     run = SinkRun(folder, first_step, config.metrics.project, as_json(config))
-    sinks: list[MetricsSink] = []
     for name in config.metrics.names:
         try:
-            sinks.append(_Kept(name, _opener(name)(run), say))
+            sink = _opener(name)(run)
         except UserError:
             raise
         except Exception as error:  # whatever a service or a user's code raises
             raise UserError(f"metrics.sinks: {name} cannot be opened: {error}") from error
-    return sinks
+        yield _Kept(name, sink, say)
 
 
 def _opener(name: str) -> Opener:

@@ -202,6 +202,12 @@ def test_what_cannot_be_opened(tmp_path, own, monkeypatch, name: str, message: s
         train_here(tmp_path / "run", **{"metrics.sinks": name.replace("OWN", own)})
 
 
+def test_a_sink_that_cannot_be_opened_closes_those_before_it(tmp_path, own) -> None:
+    with pytest.raises(UserError, match="no account"):
+        train_here(tmp_path / "run", **{"metrics.sinks": f"{own}:Sink,{own}:refuses"})
+    assert (tmp_path / "run" / "own.txt").read_text().splitlines()[-1] == "closed"
+
+
 @pytest.mark.parametrize(
     ("key", "text", "message"),
     [
