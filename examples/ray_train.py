@@ -1,4 +1,4 @@
-"""Trains as ranks of Ray Train, on CPUs if the cluster has no GPUs.
+"""Runs axonn-ext train on the workers of Ray Train, on CPUs if the cluster has no GPUs.
 
     python examples/ray_train.py 16 --config /shared/my.toml --grid auto --out /shared/run
 

@@ -13,10 +13,12 @@ from typing import Any
 import torch
 
 from axonn_ext import Grid, from_pretrained, models
+from axonn_ext.checkpoint.reading import read_manifest
 from axonn_ext.cli.evaluate_text import EvaluatedText, TextScore
 from axonn_ext.cli.generate import DTYPES, PARALLEL, model_vocabulary
-from axonn_ext.cli.memorize_evaluate import hugging_face_folder
+from axonn_ext.cli.memorize_evaluate import found_checkpoint, hugging_face_folder, model_folder
 from axonn_ext.data import Prompts
+from axonn_ext.data.vocabulary import BYTES
 from axonn_ext.models.pretrained import read_model
 from axonn_ext.models.transformer import Transformer
 from axonn_ext.ranks.launch import process
@@ -29,6 +31,7 @@ from axonn_ext.terminal.console import Console, new_table, print_table
 from axonn_ext.terminal.errors import UserError
 from axonn_ext.terminal.files import check_writable, write_text
 from axonn_ext.terminal.grids import check_processes, parse_grid
+from axonn_ext.train.export import ORIGINS
 
 HARNESS = "lm_eval"
 DESCRIPTION = """\
@@ -143,9 +146,24 @@ def run(args: argparse.Namespace) -> int:
             "pip install 'axonn-ext[evaluation]'"
         )
     check_writable("--json", args.json)
-    with hugging_face_folder(Path(args.folder)) as folder:
+    path = Path(args.folder)
+    if model_folder(path) is None:
+        _prepare_export(args, path)
+    with hugging_face_folder(path) as folder:
         _run(args, folder)
     return 0
+
+
+def _prepare_export(args: argparse.Namespace, path: Path) -> None:
+    """Chooses the vocabulary of a checkpoint. Raises UserError if this process must not export."""
+    if process.this_process() is not None:  # each rank would write a whole model
+        raise UserError(
+            f"{path}: expected a Hugging Face folder under torchrun, got a run or a checkpoint; "
+            "write one first: axonn-ext checkpoint export"
+        )
+    origins = read_manifest(found_checkpoint(path)).extra.get(ORIGINS)
+    is_bytes = isinstance(origins, dict) and origins.get("tokenizer") == BYTES
+    args.vocabulary = args.vocabulary or (BYTES if is_bytes else None)
 
 
 def _run(args: argparse.Namespace, folder: Path) -> None:

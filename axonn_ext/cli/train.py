@@ -205,7 +205,8 @@ def _launch(world_size: int, arguments: Sequence[str], config: Config, folder: P
 
 def _dated(config: Config, folder: Path, here: Process | None, store: Store | None) -> Config:
     """Returns the configuration with rank 0's date, which chat templates use."""
-    if config.data.order != EXAMPLES or config.data.date:
+    uses_templates = config.data.order == EXAMPLES or config.train.samples
+    if not uses_templates or config.data.date:
         return config
     day = partial(first_day, config, folder)
     if here is not None and store is not None:

@@ -166,6 +166,8 @@ def find_source(name: str, weight: float = 1.0) -> Source:
 
     Raises: ValueError if one of the token files is missing, or for a folder of several data sets.
     """
+    if name == STREAM:
+        raise ValueError(f"expected {STREAM}NAME, a data set's name or folder, got only {STREAM}")
     if not name or name.startswith(STREAM):
         return Source(name, weight)
     path = expand_home(name)

@@ -32,7 +32,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Place:
-    """The next token of a stream: its epoch and block, its document there, its place in that.
+    """The next token of a stream: epoch, block, document in the block, token in the document.
 
     source: the state of the data set where the block begins; None: the start of the epoch.
     """
@@ -77,8 +77,16 @@ class Documents:
 
     @property
     def identity(self) -> dict[str, Any]:
-        """All that a place in the stream depends on, except the contents of the data set."""
-        return {"text": self.name, "seed": self.seed, **asdict(self.options)}
+        """All that a place in the stream depends on, except the contents of the data set.
+
+        A folder may have moved, so its path does not count.
+        """
+        is_folder = expand_home(self.name.removeprefix(PREFIX)).exists()
+        return {
+            "text": "a folder" if is_folder else self.name,
+            "seed": self.seed if self.options.shuffle_buffer else 0,
+            **asdict(self.options),
+        }
 
     def held_out(self) -> TokenArray:
         """Returns the tokens for evaluation. Raises the errors of `documents`."""

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass
+from queue import Queue
+from threading import Thread
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -105,15 +106,26 @@ class StreamBatches:
 
 
 class _Ahead:
-    """The items of an endless iterator, each computed in a thread while the one before is used."""
+    """The items of an endless iterator, each computed in a thread while the one before is used.
+
+    The thread does not hold up the end of the process: a hub may never answer.
+    """
 
     def __init__(self, items: Iterator[Any]) -> None:
-        self._items, self._thread = items, ThreadPoolExecutor(1)
-        self._next: Future[Any] = self._thread.submit(next, items)
+        self._ready: Queue[tuple[Any, Exception | None]] = Queue(1)
+        Thread(target=self._read, args=(items,), daemon=True).start()
+
+    def _read(self, items: Iterator[Any]) -> None:
+        try:
+            for item in items:
+                self._ready.put((item, None))
+        except Exception as error:  # belongs to whoever takes the item
+            self._ready.put((None, error))
 
     def __next__(self) -> Any:
-        item = self._next.result()
-        self._next = self._thread.submit(next, self._items)
+        item, error = self._ready.get()
+        if error is not None:
+            raise error
         return item
 
 

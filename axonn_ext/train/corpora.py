@@ -245,7 +245,7 @@ def _prompts(config: Config, vocabulary: Vocabulary, vocab_size: int) -> Prompts
     pretrained = config.model.pretrained
     try:
         prompts = Prompts(
-            vocabulary, model=Path(pretrained) if pretrained else None, today=_date(config)
+            vocabulary, model=Path(pretrained) if pretrained else None, today=date_of(config)
         )
     except ValueError as error:
         raise UserError(
@@ -260,7 +260,8 @@ def _prompts(config: Config, vocabulary: Vocabulary, vocab_size: int) -> Prompts
     return prompts
 
 
-def _date(config: Config) -> date | None:
+def date_of(config: Config) -> date | None:
+    """Returns data.date, which chat templates see. Raises UserError for what is no date."""
     text = config.data.date
     try:
         return date.fromisoformat(text) if text else None

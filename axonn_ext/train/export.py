@@ -53,6 +53,8 @@ class Origins:
         base, name = job.config.model.pretrained, job.config.data.vocabulary
         if isinstance(job.text.vocabulary, StoredVocabulary):
             name = ""
+        elif not name and not base:
+            name = BYTES
         elif name not in ("", BYTES):
             name = str(expand_home(name).resolve())
         return cls(str(Path(base).resolve()) if base else "", name)

@@ -190,15 +190,18 @@ def _lora_problems(job: Job) -> list[str]:
 
 
 def _early_stop_problems(config: Config) -> list[str]:
-    train = config.train
-    held_out = config.is_stream or config.data.held_out  # a stream has a key of its own
-    if not train.early_stop_patience or (train.eval_interval and held_out):
+    patience, why = config.train.early_stop_patience, _why_no_evaluations(config)
+    if not patience or not why:
         return []
-    key = "data.held_out" if train.eval_interval else "train.eval_interval"
-    return [
-        f"train.early_stop_patience: expected 0 without evaluations ({key} is 0), got "
-        f"{train.early_stop_patience}"
-    ]
+    return [f"train.early_stop_patience: expected 0 without evaluations ({why}), got {patience}"]
+
+
+def _why_no_evaluations(config: Config) -> str:
+    """Returns the key that turns evaluations off; "" if they are on."""
+    if not config.train.eval_interval:
+        return "train.eval_interval is 0"
+    held_out = config.is_stream or config.data.held_out  # a stream has a key of its own
+    return "" if held_out else "data.held_out is 0"
 
 
 def _compile_problems(job: Job) -> list[str]:
@@ -229,12 +232,10 @@ def _sample_problems(config: Config) -> list[str]:
             f"train.samples: expected none on pipeline stages (pipe={config.grid.pipe}), got "
             f"{config.train.samples}"
         ]
-    if config.train.eval_interval and config.data.held_out:
+    why = _why_no_evaluations(config)
+    if not why:
         return []
-    key = "data.held_out" if config.train.eval_interval else "train.eval_interval"
-    return [
-        f"train.samples: expected none without evaluations ({key} is 0), got {config.train.samples}"
-    ]
+    return [f"train.samples: expected none without evaluations ({why}), got {config.train.samples}"]
 
 
 def _device_problems(job: Job, local_world_size: int) -> list[str]:

@@ -8,11 +8,13 @@ from pathlib import Path
 
 from axonn_ext.data import Prompts, StoredVocabulary, Vocabulary, open_vocabulary
 from axonn_ext.data.prompts import continuation, read_prompts
+from axonn_ext.data.source import expand_home
 from axonn_ext.data.vocabulary import BYTES
-from axonn_ext.models.generation import Sampling, check_prompts, generate
+from axonn_ext.models.generation import NotFiniteError, Sampling, check_prompts, generate
 from axonn_ext.models.transformer import Transformer
 from axonn_ext.spec.model import ModelConfig
 from axonn_ext.train.config import Config
+from axonn_ext.train.corpora import date_of
 from axonn_ext.train.metrics import Sample
 
 
@@ -32,9 +34,11 @@ class Samples:
     ) -> Samples:
         """Raises ValueError for prompts that cannot be read or are too long for the model."""
         train, folder = config.train, config.model.pretrained
-        encoder = Prompts(_encoder(vocabulary), model=Path(folder) if folder else None)
+        encoder = Prompts(
+            _encoder(vocabulary), model=Path(folder) if folder else None, today=date_of(config)
+        )
         places, texts, prompts = [], [], []
-        for where, text, ids in read_prompts(Path(train.samples), encoder):
+        for where, text, ids in read_prompts(expand_home(train.samples), encoder):
             places.append(f"{where} (train.sample_tokens {train.sample_tokens})")
             texts.append(text)
             prompts.append(tuple(ids))
@@ -54,14 +58,17 @@ class Samples:
     def continued(self, model: Transformer) -> tuple[Sample, ...]:
         """Returns the prompts and the texts that follow, equal on every rank.
 
-        The draws depend only on the run's seed, and use no generator of torch. Collectives: those
-        of `generate`.
+        If logits are not finite, there are none. The draws depend only on the run's seed, and use
+        no generator of torch. Collectives: those of `generate`.
         """
         vocabulary = self.encoder.vocabulary
-        found = generate(
-            model, self.prompts, max_new_tokens=self.num_tokens, sampling=self.sampling,
-            stop_ids=self.encoder.stop_ids, num_tokens=vocabulary.num_tokens,
-        )  # fmt: skip
+        try:
+            found = generate(
+                model, self.prompts, max_new_tokens=self.num_tokens, sampling=self.sampling,
+                stop_ids=self.encoder.stop_ids, num_tokens=vocabulary.num_tokens,
+            )  # fmt: skip
+        except NotFiniteError:  # the evaluation and the next step report it
+            return ()
         return tuple(
             Sample(text, continuation(vocabulary, prompt, tokens))
             for text, prompt, tokens in zip(self.texts, self.prompts, found, strict=True)

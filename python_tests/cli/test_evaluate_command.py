@@ -81,7 +81,7 @@ def test_on_a_grid(folder, pool) -> None:
     loss, out = pool(1).run(whole_loss, folder / "model")[0], folder / "grid.json"
     done = run(
         [*AXONN, "evaluate", str(folder / "run"), "--text", str(folder / "text.txt"),
-         "--vocabulary", "bytes", "--grid", "x=2,data=2", "--json", str(out)]
+         "--grid", "x=2,data=2", "--json", str(out)]
     )  # fmt: skip
     assert done.status == 0, done.output
     check(json.loads(out.read_text())["text"], loss)

@@ -128,6 +128,13 @@ def test_mistakes_are_named(tmp_path, content, options, message) -> None:
     assert any("train.sample" in problem for problem in caught.value.problems)
 
 
+def test_a_model_that_is_not_finite_has_no_samples(tmp_path, file, monkeypatch) -> None:
+    monkeypatch.setenv("HOME", str(file.parent))
+    options = {"train.samples": f"~/{file.name}", "train.sample_tokens": TOKENS}
+    found = train_here(tmp_path / "run", **options, optim__lr=1e36, train__on_nonfinite="skip")
+    assert [len(m.samples) for m in found.evaluations] == [len(PROMPTS), 0, 0]
+
+
 def test_stages_are_refused(tmp_path, file) -> None:
     with pytest.raises(UserError, match=r"train.samples: expected none on .* stages \(pipe=2\)"):
         train_here(tmp_path / "run", grid="pipe=2", **with_samples(file))

@@ -53,12 +53,14 @@ def test_the_stream_goes_on_on_other_grids(tmp_path: Path) -> None:
 
 @pytest.mark.long
 def test_the_same_numbers_as_without_an_interruption(tmp_path: Path, capsys) -> None:
-    """Bitwise; another stream is begun anew."""
+    """Bitwise, also from a folder that has moved; another stream is begun anew."""
     needs_datasets()
     options = STREAM | {"data.text": write_lines(tmp_path / "d", documents(count=110))}
     options |= {"checkpoint.interval": 4, "train.eval_interval": 0}
     train_here(tmp_path / "whole", **options | {"train.steps": 8})
     train_here(tmp_path / "run", **options | {"train.steps": 4})
+    (tmp_path / "d").rename(tmp_path / "moved")
+    options["data.text"] = f"hf:{tmp_path / 'moved'}"
     train_here(tmp_path / "run", **options | {"train.steps": 8, "checkpoint.resume": "auto"})
     assert losses(tmp_path / "run") == losses(tmp_path / "whole")
     assert "read from its beginning" not in capsys.readouterr().out
@@ -92,6 +94,24 @@ def test_every_rank_ends_at_once(tmp_path: Path, options, message: str) -> None:
     assert re.search(expected, done.output.replace("\n", " ")), done.output
 
 
+UNANSWERED = """
+import threading
+from axonn_ext.data.stream_batches import _Ahead
+
+def items():
+    yield 1
+    threading.Event().wait()
+
+print(next(_Ahead(items())))
+"""
+
+
+@pytest.mark.long
+def test_a_read_without_an_answer_does_not_keep_the_process() -> None:
+    done = run([sys.executable, "-c", UNANSWERED])
+    assert done.status == 0 and done.output == "1\n"
+
+
 def test_the_library_is_missing(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setitem(sys.modules, "datasets", None)
     message = r"data.text: expected datasets .*: pip install 'axonn-ext\[datasets\]'"
@@ -110,6 +130,7 @@ def test_the_library_is_missing(tmp_path: Path, monkeypatch) -> None:
         ({"stream.held_out": 0}, "stream.held_out: expected documents for train.eval_interval"),
         ({"data.text": "", "data.mixture": "hf:a=1,hf:b=2"},
          "data.mixture: expected no stream in a mixture, got hf:a"),
+        ({"data.text": "hf:"}, "data.text: expected hf:NAME, a data set's name or folder, got"),
         ({"stream.split": ""}, 'stream.split: expected a name, got ""'),
         ({"stream.column": ""}, 'stream.column: expected a name, got ""'),
         ({"stream.held_out": -1}, "stream.held_out: expected a whole number >= 0, got -1"),

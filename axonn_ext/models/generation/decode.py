@@ -21,6 +21,10 @@ from axonn_ext.spec.grid import AXES
 GREEDY = Sampling()
 
 
+class NotFiniteError(ValueError):
+    """The logits of a sequence are not finite, so that no token can be chosen."""
+
+
 def generate(
     model: Transformer,
     prompts: Sequence[Sequence[int]],
@@ -66,8 +70,8 @@ def stream(
     chosen tokens over z and data.
 
     Raises ValueError if a prompt is empty, has an id outside of the vocabulary, or leaves less than
-    max_new_tokens of the model's sequence length, if ranks have different arguments, or if logits
-    are not finite.
+    max_new_tokens of the model's sequence length, or if ranks have different arguments; and
+    NotFiniteError, a ValueError, on every rank, if logits are not finite.
     """
     prompts = [[int(token) for token in prompt] for prompt in prompts]
     arguments = (prompts, max_new_tokens, sampling, sorted(stop_ids), num_tokens)
@@ -80,7 +84,7 @@ def stream(
         logits = decoder.logits().masked_fill(never, -torch.inf)
         chosen = decoder.take(choose(logits, sampling, decoder.numbers, index))[: len(prompts)]
         if NOT_FINITE in chosen:
-            raise ValueError(f"prompt {chosen.index(NOT_FINITE)}: its logits are not finite")
+            raise NotFiniteError(f"prompt {chosen.index(NOT_FINITE)}: its logits are not finite")
         yield [None if done else token for token, done in zip(chosen, ended, strict=True)]
         ended = [done or token in stop_ids for token, done in zip(chosen, ended, strict=True)]
         if all(ended):

@@ -16,11 +16,11 @@ from axonn_ext.ranks.grid import Grid
 
 
 class SameCopies:
-    """A forward pre-hook of a split model; the first of ranks that train different models warns.
+    """A forward pre-hook of a split model that warns if ranks train different models.
 
     It works once, in the first call with gradients after parameters have changed. For each axis it
     compares the bits of one parameter, the smallest that the axis does not split and that is
-    trained. Collectives: none; digests go through the c10d store.
+    trained. Collectives: none; digests go through the c10d store, and the last rank to come warns.
     """
 
     def __init__(self, grid: Grid) -> None:
@@ -40,12 +40,8 @@ class SameCopies:
         self._is_done = True
         for axis, p in self._one_for_each_axis(module):
             ranks = dist.get_process_group_ranks(self.grid.group(axis))
-            try:
-                text = text_of("parallelize", p.name, p.parameter)
-                meeting.same_in_world({p.name: text}, what="parallelize", ranks=ranks)
-            except meeting.RanksDiffer:
-                if self.grid.axis(axis).rank:
-                    continue  # one rank of a group says it
+            text = f"{p.name} {text_of('parallelize', p.name, p.parameter)}"
+            if meeting.last_of_ranks_that_differ(text, what="copies", ranks=ranks):
                 warnings.warn(
                     f"parallelize: {meeting.name_ranks(ranks)} have different values of {p.name} "
                     "after a step, so they train different models: between backward and "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 import os
 import socket
@@ -107,16 +108,18 @@ def say_farewell(process: Process, report: str) -> bool:
     Returns whether rank 0, which shows its report first, has the same one.
     """
     deadline, is_known = time.monotonic() + FAREWELL_SECONDS, False
+    # Names of files may hold bytes that are no text.
+    said = hashlib.sha256(report.encode(errors="surrogateescape")).hexdigest()
     # If nobody serves the store, c10d would print long errors. Rank 0 may serve it itself.
     if process.rank != 0 and not _is_served(deadline):
         return False
     try:
         store = open_store(process, FAREWELL_SECONDS)
         if process.rank == 0:
-            store.set(_REPORT, report)
+            store.set(_REPORT, said)
         patience = timedelta(seconds=max(0.05, deadline - time.monotonic()))
         _meet(store, process, None, patience)
-        is_known = store.check([_REPORT]) and store.get(_REPORT).decode() == report
+        is_known = store.check([_REPORT]) and store.get(_REPORT).decode() == said
         # Rank 0 may serve the store, so it leaves last.
         here = store.add("left", 1)
         while process.rank == 0 and here < process.world_size and time.monotonic() < deadline:
