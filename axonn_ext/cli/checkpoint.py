@@ -70,6 +70,11 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
         help="dtype of the exported weights (default: %(default)s)",
     )  # fmt: skip
     export.add_argument(
+        "--weights", choices=("average", "last"), default="average",
+        help="weights to export: their average, if the run keeps one (optim.ema_decay), or the "
+        "last ones (default: %(default)s)",
+    )  # fmt: skip
+    export.add_argument(
         "--like", type=Path, metavar="FOLDER",
         help="copy of the model or tokenizer folder that the run started from, if the original "
         "has moved",
@@ -173,7 +178,8 @@ def _export(args: argparse.Namespace) -> int:
     path = find_checkpoint(args.path)
     if args.out.exists():
         raise UserError(f"OUT: expected a new folder, got {args.out}, which exists")
-    config = export(path, args.out, dtype=args.dtype, like=args.like)
+    average = args.weights == "average"
+    config = export(path, args.out, dtype=args.dtype, like=args.like, average=average)
     say(
         Console(),
         f"{args.out}: {config.family}, {config.num_parameters():,} parameters in {args.dtype}; "

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from axonn_ext import Grid, from_pretrained, models
+from axonn_ext import Grid, from_pretrained, load_adapter, merge_adapters, models
 from axonn_ext.checkpoint.reading import read_manifest
 from axonn_ext.cli.evaluate_text import EvaluatedText, TextScore
 from axonn_ext.cli.generate import DTYPES, PARALLEL, model_vocabulary
@@ -52,6 +52,9 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
     parser = new_parser(commands, "evaluate", run, description=DESCRIPTION, epilog=EPILOG)
     parser.add_argument(
         "folder", metavar="FOLDER", help="Hugging Face folder, run or checkpoint to evaluate"
+    )
+    parser.add_argument(
+        "--adapter", metavar="FOLDER", help="LoRA adapter in PEFT's format, merged into the model"
     )
     parser.add_argument("--text", metavar="FILE", help="text to compute the loss of")
     parser.add_argument(
@@ -198,6 +201,9 @@ def _evaluate(args: argparse.Namespace, request: Request, here: Process) -> None
         try:
             dtype = DTYPES[args.dtype]
             model = from_pretrained(request.folder, grid, PARALLEL, dtype=dtype, device=device)
+            if args.adapter is not None:
+                load_adapter(model, args.adapter)
+                merge_adapters(model)
         except (InputError, ValueError) as error:
             raise UserError(str(error)) from None
         text = None if request.text is None else request.text.score(model)
@@ -277,7 +283,8 @@ def _shared_values(args: argparse.Namespace, request: Request, device: str) -> d
     digest = hashlib.sha256(repr(parts).encode()).hexdigest()
     return {
         "the command": "evaluate", "--grid": str(request.shape), "--device": device,
-        "--dtype": args.dtype, "--text": digest, "--tasks": str(args.tasks),
+        "--dtype": args.dtype, "whether --adapter is given": str(args.adapter is not None),
+        "--text": digest, "--tasks": str(args.tasks),
         "the size of the vocabulary": str(request.prompts.vocabulary.num_tokens),
     }  # fmt: skip
 
@@ -285,8 +292,8 @@ def _shared_values(args: argparse.Namespace, request: Request, device: str) -> d
 def _arguments(args: argparse.Namespace, folder: Path) -> list[str]:
     """Returns the arguments of a started process: those of this one, and the model's folder."""
     names = (
-        "text", "tasks", "include_path", "num_fewshot", "limit", "grid", "vocabulary", "dtype",
-        "device", "json",
+        "adapter", "text", "tasks", "include_path", "num_fewshot", "limit", "grid", "vocabulary",
+        "dtype", "device", "json",
     )  # fmt: skip
     values = {name: getattr(args, name) for name in names}
     given = [f"--{n.replace('_', '-')}={v}" for n, v in values.items() if v is not None]

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from axonn_ext.data import ByteVocabulary, Prompts
-from axonn_ext.data.source import check_utf8
+from axonn_ext.data.source import check_format, check_utf8
+from axonn_ext.data.units import JSON_LINES
 from axonn_ext.models.generation import score, windows
 from axonn_ext.models.transformer import Transformer
 from axonn_ext.terminal.console import Bar, Console, say
@@ -43,6 +44,9 @@ class EvaluatedText:
     def read(cls, file: Path, prompts: Prompts, length: int) -> EvaluatedText:
         """Raises UserError for a text that cannot be read, encoded or scored."""
         try:
+            check_format(file)
+            if file.suffix == JSON_LINES:
+                raise ValueError(f"expected plain text, got JSON lines, {file}")
             content = file.read_bytes()
             if not isinstance(prompts.vocabulary, ByteVocabulary):
                 check_utf8(content, file)

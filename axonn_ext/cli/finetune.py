@@ -12,6 +12,7 @@ from axonn_ext.cli import train
 from axonn_ext.data import RowGroup, find_sources
 from axonn_ext.spec.files.errors import InputError
 from axonn_ext.spec.model_files import read_config
+from axonn_ext.spec.stream import PREFIX
 from axonn_ext.terminal.arguments import new_parser, number, whole
 from axonn_ext.terminal.errors import UserError
 from axonn_ext.train.batches import packed_batches
@@ -146,6 +147,10 @@ def _overrides(args: argparse.Namespace) -> tuple[Override, ...]:
         raise UserError(f"--model: {error}") from None
     if args.lora is None and (args.lora_alpha, args.lora_targets) != (None, None):
         raise UserError("--lora-alpha and --lora-targets need --lora RANK")
+    if args.data.startswith(PREFIX):
+        raise UserError(
+            f"--data: expected files, got {args.data}, a stream, which only train reads"
+        )
     values: dict[str, Any] = dict(DEFAULTS)
     values |= {"model.pretrained": args.model, "data.text": args.data}
     values["model.sequence_length"] = args.sequence_length or min(USUAL_LENGTH, longest)

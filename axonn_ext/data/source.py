@@ -44,7 +44,7 @@ def find_text(path: str) -> list[Path]:
     root = expand_home(path)
     try:
         if root.is_file():
-            _check_format(root)
+            check_format(root)
             return [root]
         if not root.is_dir():
             raise ValueError(f"expected a text file or a folder, but {path} does not exist")
@@ -55,7 +55,7 @@ def find_text(path: str) -> list[Path]:
     if not files:
         raise ValueError(f"expected at least one text file, but the folder {path} holds none")
     for file in files:
-        _check_format(file)
+        check_format(file)
     return files
 
 
@@ -104,7 +104,8 @@ def read_documents(files: list[Path], max_bytes: int) -> Iterator[bytes]:
                 return
 
 
-def _check_format(file: Path) -> None:
+def check_format(file: Path) -> None:
+    """Raises ValueError if the file's suffix shows that it is not text."""
     expected = _OTHER_FORMATS.get(file.suffix.lower())
     if expected is not None:
         raise ValueError(f"{file} would be read as one text: expected {expected}; or rename it")

@@ -193,6 +193,10 @@ def _open(name: str, options: StreamOptions) -> Any:
             "pip install 'axonn-ext[datasets]'"
         ) from None
     path, subset = expand_home(name.removeprefix(PREFIX)), options.subset
+    if path.is_file():
+        raise ValueError(
+            f"expected a folder or a name on the hub after {PREFIX}, got the file {path}"
+        )
     try:
         if any((path / file).is_file() for file in (STATE, "dataset_dict.json")):
             found = datasets.load_from_disk(str(path))
@@ -200,7 +204,8 @@ def _open(name: str, options: StreamOptions) -> Any:
             found = datasets.load_dataset(str(path), subset or None, streaming=True)
     except Exception as error:  # whatever the library and the network raise
         of = f" (stream.subset {subset})" if subset else ""
-        raise ValueError(f"cannot open {name}{of}: {error}") from None
+        no_folder = "" if path.is_dir() else f"; there is no folder {path} here"
+        raise ValueError(f"cannot open {name}{of}: {error}{no_folder}") from None
     if not isinstance(found, dict):
         found = {str(found.split or options.split): found}
     if options.split not in found:

@@ -71,6 +71,10 @@ def text_problems(config: Config, text: Text) -> list[str]:
     problems: list[str] = []
     if config.is_stream:
         return _stream_problems(config)
+    unused = [key.name for key in fields(config.stream)
+              if getattr(config.stream, key.name) != key.default]  # fmt: skip
+    if unused:
+        problems.append(f"stream.{unused[0]} is only for a stream: data.text = hf:NAME")
     if config.data.order == EXAMPLES:  # any length will do
         return problems
     for source in text.sources:

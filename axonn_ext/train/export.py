@@ -101,12 +101,12 @@ def save_trained(job: Job, module: nn.Module, folder: Path, *, rank: int) -> Pat
 
 
 def export(
-    checkpoint: Path, out: Path, *, dtype: str, like: Path | None = None, strict: bool = True
-) -> ModelConfig:
+    checkpoint: Path, out: Path, *, dtype: str, like: Path | None = None, strict: bool = True,
+    average: bool = True,
+) -> ModelConfig:  # fmt: skip
     """Writes the model to a new folder as `save_pretrained` does; returns its description.
 
-    If the run keeps averages of its weights (optim.ema_decay), these are what is written.
-
+    average: write the averages of the weights, if the run keeps them (optim.ema_decay).
     like: a copy of the folder that the run started from, if that one no longer exists. strict: the
     files that the run started from must exist; otherwise missing ones are left out.
 
@@ -142,7 +142,8 @@ def export(
         if lora.rank:
             add_adapters(model, lora, seed=0)
         load(checkpoint, model=model, random=False)
-        _load_averages(checkpoint, manifest, model)
+        if average:
+            _load_averages(checkpoint, manifest, model)
         axonn_ext.merge_adapters(model)
         axonn_ext.save_pretrained(
             model, out, like=origins.pretrained or None, tokenizer=origins.tokenizer or None

@@ -12,7 +12,7 @@ from pathlib import Path
 from axonn_ext.terminal.console import Console, say
 from axonn_ext.terminal.files import writing
 from axonn_ext.train.checkpoints import Resumed
-from axonn_ext.train.config import AUTO
+from axonn_ext.train.config import AUTO, Config
 from axonn_ext.train.metrics import (
     METRICS_FILE,
     MetricsFile,
@@ -32,6 +32,8 @@ from axonn_ext.train.run_folder import (
 from axonn_ext.train.terminal import Terminal, describe_grid, duration, print_header
 from axonn_ext.train.trainer import Trainer
 
+_MOST_INITIAL = 0.1  # of the initial weights in an average, without a note
+
 
 class User(Audience):
     """Shows the user the progress of the run, and writes its files and the plot."""
@@ -45,7 +47,8 @@ class User(Audience):
 
     def begins(self) -> None:
         run, folder = self._run, self._folder
-        for note in filter(None, run.notes):  # not earlier: the model's files may not fit
+        average = _note_of_average(self._job.config)
+        for note in filter(None, (*run.notes, average)):  # not earlier: the files may not fit
             self._tell(note)
         print_header(
             self._console, self._job, run.corpus, threads=run.threads, folder=str(folder),
@@ -86,6 +89,7 @@ class User(Audience):
                 self._console, num_steps=self._job.config.train.steps,
                 on_gpu=self._job.device == "cuda", scales_loss=trainer.scaler is not None,
                 has_peak=self._job.rates.peak_flops is not None,
+                averages=self._job.config.optim.ema_decay > 0,
             ),
         ]  # fmt: skip
         self._before, began = trainer.steps_done, time.perf_counter()
@@ -155,6 +159,18 @@ def _of_saved(folder: Path) -> str:
     if folder.name == ADAPTER:
         return f"adapter: {folder}, in PEFT's format; axonn-ext generate takes it with --adapter"
     return f"model: {folder}, which transformers loads, as does axonn-ext generate --model"
+
+
+def _note_of_average(config: Config) -> str:
+    """Returns a line about an average that the run is too short for; "" if it is long enough."""
+    decay, steps = config.optim.ema_decay, config.train.steps
+    initial = decay**steps if decay else 0.0
+    if initial < _MOST_INITIAL:
+        return ""
+    return (
+        f"optim.ema_decay {decay:g}: after {steps:,} steps, the initial weights are still "
+        f"{initial:.0%} of the average, which is evaluated; lower it for so short a run"
+    )
 
 
 def _notes(trainer: Trainer) -> list[str]:

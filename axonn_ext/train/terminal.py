@@ -33,6 +33,7 @@ _SCALE_COLUMNS, _SCALE_ROW = ("loss scale", "skipped"), "  {:>10}  {:>7}"
 class Terminal:
     """Prints a line every few steps and at every evaluation, and a bar on a live terminal.
 
+    averages: evaluations are those of an average of the weights.
     on_gpu: also show the share of the GPU's memory. scales_loss: also show the loss scale and the
     number of skipped steps. has_peak: also show TFLOP/s with recomputation, and % of the machine's
     peak without and with the masked half of attention.
@@ -40,10 +41,11 @@ class Terminal:
 
     def __init__(
         self, console: Console, *, num_steps: int, on_gpu: bool = False, scales_loss: bool = False,
-        has_peak: bool = False,
+        has_peak: bool = False, averages: bool = False,
     ) -> None:  # fmt: skip
         self._console, self._scales_loss, self._has_peak = console, scales_loss, has_peak
         self._num_steps, self._on_gpu = num_steps, on_gpu
+        self._of = " (average of the weights)" if averages else ""
         self._interval = max(1, num_steps // NUM_LINES)
         self._progress: Progress | None = None
         self._task = TaskID(0)
@@ -88,7 +90,8 @@ class Terminal:
 
     def evaluation(self, metrics: EvaluationMetrics) -> None:
         """Shows one evaluation."""
-        self._print(f"{metrics.step:>7}  {metrics.eval_loss:>8.4f}  on the held-out text", "cyan")
+        line = f"{metrics.step:>7}  {metrics.eval_loss:>8.4f}  on the held-out text{self._of}"
+        self._print(line, "cyan")
         for sample in metrics.samples:
             self._print(f"{'':>7}  {_one_line(sample.prompt)} -> {_one_line(sample.text)}")
 

@@ -92,6 +92,8 @@ def test_on_a_grid(folder, pool) -> None:
     [
         ([], "expected --text FILE or --tasks NAME,..., got neither"),
         (["--text", "none.txt"], "--text: cannot read none.txt: No such file"),
+        (["--text", "some.jsonl"], "--text: expected plain text, got JSON lines, some.jsonl"),
+        (["--text", "some.parquet"], "--text: some.parquet would be read as one text"),
         (["--text", "EMPTY"], "--text: expected at least two tokens in "),
         (["--text", "TEXT", "--limit", "3"], "--limit is only for --tasks"),
         (["--text", "TEXT", "--num-fewshot", "0"], "--num-fewshot is only for --tasks"),

@@ -26,7 +26,7 @@ class Block(nn.Module):
 
 
 def warnings_of(shape: GridShape, mistake: str) -> list[str]:
-    """The warnings of three steps with a mistake, or without one."""
+    """The warnings of three steps with a mistake, or without one; the first changes nothing."""
     grid = grid_of(shape)
     torch.manual_seed(3)
     model = parallelize(Block(), grid, verbose=False)
@@ -34,7 +34,8 @@ def warnings_of(shape: GridShape, mistake: str) -> list[str]:
     rows = grid.shard(torch.randn(8, SIZE), {0: ("data", "z")})
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        for _ in range(3):
+        for step in range(3):
+            optimizer.param_groups[0]["lr"] = 0.1 if step else 0.0
             loss = model(rows).square().sum() / 8
             loss.backward()
             if mistake != "no sum":

@@ -29,9 +29,12 @@ def evaluations(found: RunMetrics) -> list[float]:
     return [m.eval_loss for m in found.evaluations]
 
 
-def test_only_evaluations_use_the_average(tmp_path) -> None:
+def test_only_evaluations_use_the_average(tmp_path, capsys) -> None:
     plain = train_here(tmp_path / "plain", **OPTIONS)
+    assert "average" not in capsys.readouterr().out
     averaged = train_here(tmp_path / "run", **AVERAGED)
+    shown = capsys.readouterr().out
+    assert shown.count("on the held-out text (average of the weights)") == len(averaged.evaluations)
     assert losses(averaged) == losses(plain)
     before, *after = zip(evaluations(averaged), evaluations(plain), strict=True)
     assert before[0] == before[1]
@@ -67,6 +70,11 @@ def test_the_final_and_the_exported_model_are_the_average(tmp_path) -> None:
         farthest[decay] = max((ours[name] - theirs[name]).abs().max().item() for name in ours)
     assert farthest[0.0] > 1e-3
     assert farthest[0.999999] < 1e-6
+    saved, last = tmp_path / "run-0.999999/checkpoints/step-00000003", tmp_path / "last"
+    export(saved, last, dtype="fp32", average=False)
+    trained = load_file(tmp_path / "run-0.0" / "model" / "model.safetensors")
+    found = load_file(last / "model.safetensors")
+    assert all(torch.equal(found[name], trained[name]) for name in found)
 
 
 def test_a_disk_keeps_no_average() -> None:

@@ -130,6 +130,7 @@ def test_the_library_is_missing(tmp_path: Path, monkeypatch) -> None:
         ({"stream.held_out": 0}, "stream.held_out: expected documents for train.eval_interval"),
         ({"data.text": "", "data.mixture": "hf:a=1,hf:b=2"},
          "data.mixture: expected no stream in a mixture, got hf:a"),
+        ({"data.text": ""}, "stream.held_out is only for a stream: data.text = hf:NAME"),
         ({"data.text": "hf:"}, "data.text: expected hf:NAME, a data set's name or folder, got"),
         ({"stream.split": ""}, 'stream.split: expected a name, got ""'),
         ({"stream.column": ""}, 'stream.column: expected a name, got ""'),

@@ -18,18 +18,20 @@ from axonn_ext.ranks.grid import Grid
 class SameCopies:
     """A forward pre-hook of a split model that warns if ranks train different models.
 
-    It works once, in the first call with gradients after parameters have changed. For each axis it
-    compares the bits of one parameter, the smallest that the axis does not split and that is
-    trained. Collectives: none; digests go through the c10d store, and the last rank to come warns.
+    It compares in the first call with gradients after step 1, 2, 4, 8, ..., until it has warned;
+    not in calls that torch.compile traces. For each axis it compares the bits of one parameter, the
+    smallest that the axis does not split and that is trained. Collectives: none; digests go through
+    the c10d store, and the last rank to come warns.
     """
 
     def __init__(self, grid: Grid) -> None:
         self.grid = grid
         self._versions: int | None = None
-        self._is_done = False
+        self._changes = 0  # calls before which parameters have changed
+        self._has_warned = False
 
     def __call__(self, module: nn.Module, args: tuple[object, ...]) -> None:
-        if self._is_done or torch.compiler.is_compiling() or not torch.is_grad_enabled():
+        if self._has_warned or torch.compiler.is_compiling() or not torch.is_grad_enabled():
             return
         if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
             return
@@ -37,11 +39,14 @@ class SameCopies:
         before, self._versions = self._versions, versions
         if before is None or versions == before:
             return
-        self._is_done = True
+        self._changes += 1
+        if self._changes & (self._changes - 1):
+            return
         for axis, p in self._one_for_each_axis(module):
             ranks = dist.get_process_group_ranks(self.grid.group(axis))
             text = f"{p.name} {text_of('parallelize', p.name, p.parameter)}"
             if meeting.last_of_ranks_that_differ(text, what="copies", ranks=ranks):
+                self._has_warned = True
                 warnings.warn(
                     f"parallelize: {meeting.name_ranks(ranks)} have different values of {p.name} "
                     "after a step, so they train different models: between backward and "
