@@ -100,7 +100,7 @@ def test_started_ranks_are_told_all_that_generate_was() -> None:
 
 def test_started_ranks_are_told_all_that_evaluate_was() -> None:
     given = [
-        "evaluate", "m", "--text=t", "--tasks=a,b", "--include-path=i", "--num-fewshot=2",
+        "evaluate", "m", "--adapter=a", "--text=t", "--tasks=a,b", "--include-path=i", "--num-fewshot=2",
         "--limit=0.5", "--apply-chat-template", "--grid=x=2", "--vocabulary=bytes", "--dtype=bf16",
         "--device=cpu", "--json=j.json",
     ]  # fmt: skip
