@@ -100,9 +100,9 @@ def test_started_ranks_are_told_all_that_generate_was() -> None:
 
 def test_started_ranks_are_told_all_that_evaluate_was() -> None:
     given = [
-        "evaluate", "m", "--adapter=a", "--text=t", "--tasks=a,b", "--include-path=i", "--num-fewshot=2",
-        "--limit=0.5", "--apply-chat-template", "--grid=x=2", "--vocabulary=bytes", "--dtype=bf16",
-        "--device=cpu", "--json=j.json",
+        "evaluate", "m", "--adapter=a", "--text=t", "--tasks=a,b", "--include-path=i",
+        "--num-fewshot=2", "--limit=0.5", "--apply-chat-template", "--grid=x=2",
+        "--vocabulary=bytes", "--dtype=bf16", "--device=cpu", "--json=j.json",
     ]  # fmt: skip
     parser = parser_of(evaluate)
     asked, default = parser.parse_args(given), parser.parse_args(["evaluate", "other"])
