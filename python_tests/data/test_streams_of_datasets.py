@@ -112,6 +112,7 @@ def test_cut_anywhere_and_on_other_grids_nothing_is_lost_or_repeated(
 
 def rows_of(name: str, folder: Path) -> Any:
     """The documents of a stream as a data set with random access."""
+    needs_datasets()
     import datasets
 
     return datasets.load_dataset(name[3:], split="train", cache_dir=str(folder / "cache"))
