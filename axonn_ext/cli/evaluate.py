@@ -10,13 +10,18 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from axonn_ext import Grid, from_pretrained, load_adapter, merge_adapters, models
+from axonn_ext import Grid
 from axonn_ext.checkpoint.reading import read_manifest
 from axonn_ext.cli.evaluate_text import EvaluatedText, TextScore
-from axonn_ext.cli.generate import DTYPES, PARALLEL, model_vocabulary
 from axonn_ext.cli.memorize_evaluate import found_checkpoint, hugging_face_folder, model_folder
+from axonn_ext.cli.model_on_grid import (
+    DTYPES,
+    check_grid,
+    check_started,
+    device_of,
+    load_model,
+    model_vocabulary,
+)
 from axonn_ext.data import Prompts
 from axonn_ext.data.vocabulary import BYTES
 from axonn_ext.models.pretrained import read_model
@@ -30,7 +35,7 @@ from axonn_ext.terminal.arguments import new_parser, number, whole
 from axonn_ext.terminal.console import Console, new_table, print_table
 from axonn_ext.terminal.errors import UserError
 from axonn_ext.terminal.files import check_writable, write_text
-from axonn_ext.terminal.grids import check_processes, parse_grid
+from axonn_ext.terminal.grids import parse_grid
 from axonn_ext.train.export import ORIGINS
 
 HARNESS = "lm_eval"
@@ -113,12 +118,7 @@ class Request:
     def of(cls, args: argparse.Namespace, folder: Path, here: Process | None) -> Request:
         """Raises UserError or ValueError for missing or inconsistent arguments."""
         config, shape = read_model(folder), parse_grid("--grid", args.grid)
-        check_processes(shape)
-        problems = models.check(
-            config, PARALLEL, shape, batch_size=shape.data * shape.z, pretrained=True
-        )
-        if problems:
-            raise UserError(*problems)
+        check_grid(config, shape)
         prompts = Prompts(model_vocabulary(folder, args.vocabulary), model=folder)
         if prompts.vocabulary.num_tokens > config.vocab_size:
             raise UserError(
@@ -178,34 +178,20 @@ def _run(args: argparse.Namespace, folder: Path) -> None:
     if here is None and request.shape.size > 1:
         launch(request.shape.size, ["evaluate", *_arguments(args, folder)])
         return
-    world_size = 1 if here is None else here.world_size
-    if request.shape.size != world_size:
-        raise UserError(
-            f"--grid {args.grid} has {request.shape.size} processes, but torchrun started "
-            f"{world_size}"
-        )
+    check_started(request.shape, here)
     _evaluate(args, request, here or Process())
 
 
 def _evaluate(args: argparse.Namespace, request: Request, here: Process) -> None:
-    device = args.device
-    if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-    if device == "cuda" and not torch.cuda.is_available():
-        raise UserError("--device cuda: torch sees no GPU here; use cpu or auto")
+    device = device_of(args.device)
     store = process.open_store(here)
     process.meet(store, here, lambda: _shared_values(args, request, device))
     process.set_threads(here, 0)
     with process.process_group(here, store, device):
         grid = Grid(**request.shape.as_dict())
-        try:
-            dtype = DTYPES[args.dtype]
-            model = from_pretrained(request.folder, grid, PARALLEL, dtype=dtype, device=device)
-            if args.adapter is not None:
-                load_adapter(model, args.adapter)
-                merge_adapters(model)
-        except (InputError, ValueError) as error:
-            raise UserError(str(error)) from None
+        model = load_model(
+            request.folder, grid, device=device, dtype=args.dtype, adapter=args.adapter
+        )
         text = None if request.text is None else request.text.score(model)
         tasks = _run_tasks(args, model, request) if args.tasks else None
     if here.rank == 0:

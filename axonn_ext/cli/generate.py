@@ -11,30 +11,32 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from axonn_ext import Grid, Sampling, from_pretrained, load_adapter, merge_adapters, models
-from axonn_ext.data import Prompts, Vocabulary, open_vocabulary
+from axonn_ext import Grid, Sampling
+from axonn_ext.cli.model_on_grid import (
+    DTYPES,
+    check_grid,
+    check_started,
+    device_of,
+    load_model,
+    model_vocabulary,
+)
+from axonn_ext.data import Prompts, Vocabulary
 from axonn_ext.data.prompts import continuation, read_prompts
 from axonn_ext.data.tokenizer_files import TOKENIZER
 from axonn_ext.data.units import whole_text
-from axonn_ext.models import ModelConfig, ParallelConfig
+from axonn_ext.models import ModelConfig
 from axonn_ext.models.generation import check_prompts, stream
 from axonn_ext.models.pretrained import read_model
 from axonn_ext.ranks.launch import process
 from axonn_ext.ranks.launch.launcher import launch
 from axonn_ext.ranks.launch.place import Process
 from axonn_ext.spec.files.errors import InputError, printable
-from axonn_ext.spec.files.files import is_file
 from axonn_ext.spec.grid import GridShape
 from axonn_ext.terminal.arguments import add_key, new_parser, whole
 from axonn_ext.terminal.console import Console, say
 from axonn_ext.terminal.errors import UserError
-from axonn_ext.terminal.grids import check_processes, parse_grid
+from axonn_ext.terminal.grids import parse_grid
 
-DTYPES = {
-    "auto": None, "fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16
-}  # fmt: skip
 UNFINISHED = "\ufffd"  # stands for bytes that do not yet form a whole character
 DESCRIPTION = """\
 Continues prompts with a Hugging Face model on a grid of processes: x and y split the matrices, data
@@ -49,7 +51,6 @@ examples:
   axonn-ext checkpoint export runs/demo my-model && axonn-ext generate --model my-model \\
       --vocabulary bytes --prompt "import "
 """
-PARALLEL = ParallelConfig(layout="replicated")
 
 
 def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
@@ -117,12 +118,7 @@ class Request:
         """Raises UserError for missing or inconsistent arguments."""
         folder = Path(args.model)
         config, shape = read_model(folder), parse_grid("--grid", args.grid)
-        check_processes(shape)
-        problems = models.check(
-            config, PARALLEL, shape, batch_size=shape.data * shape.z, pretrained=True
-        )
-        if problems:
-            raise UserError(*problems)
+        check_grid(config, shape)
         vocabulary = model_vocabulary(folder, args.vocabulary)
         encoder = Prompts(vocabulary, model=folder)
         places, texts, prompts = map(list, zip(*_prompts(args, encoder), strict=True))
@@ -140,40 +136,24 @@ def run(args: argparse.Namespace) -> int:
         request = Request.of(args)
     except (InputError, ValueError) as error:
         raise UserError(str(error)) from None
-    world_size = 1 if here is None else here.world_size
     if here is None and request.shape.size > 1:
         launch(request.shape.size, ["generate", *_arguments(args)])
         return 0
-    if request.shape.size != world_size:
-        raise UserError(
-            f"--grid {args.grid} has {request.shape.size} processes, but torchrun started "
-            f"{world_size}"
-        )
+    check_started(request.shape, here)
     _generate(args, request, here or Process())
     return 0
 
 
 def _generate(args: argparse.Namespace, request: Request, here: Process) -> None:
-    device = args.device
-    if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-    if device == "cuda" and not torch.cuda.is_available():
-        raise UserError("--device cuda: torch sees no GPU here; use cpu or auto")
+    device = device_of(args.device)
     store = process.open_store(here)
     process.meet(store, here, lambda: _shared_values(args, request, device))
     process.set_threads(here, 0)
     with process.process_group(here, store, device):
-        grid = Grid(**request.shape.as_dict())
-        try:
-            model = from_pretrained(
-                request.folder, grid, PARALLEL, dtype=DTYPES[args.dtype], device=device,
-                sequence_length=_longest(request, args.max_new_tokens),
-            )  # fmt: skip
-            if args.adapter is not None:
-                load_adapter(model, args.adapter)
-                merge_adapters(model)
-        except (InputError, ValueError) as error:
-            raise UserError(str(error)) from None
+        model = load_model(
+            request.folder, Grid(**request.shape.as_dict()), device=device, dtype=args.dtype,
+            adapter=args.adapter, sequence_length=_longest(request, args.max_new_tokens),
+        )  # fmt: skip
         began = time.perf_counter()
         steps = stream(
             model, request.prompts, max_new_tokens=args.max_new_tokens, sampling=request.sampling,
@@ -244,19 +224,6 @@ def _longest(request: Request, max_new_tokens: int) -> int | None:
 
 def _continuation(request: Request, index: int, tokens: list[int]) -> str:
     return continuation(request.vocabulary, request.prompts[index], tokens)
-
-
-def model_vocabulary(folder: Path, name: str | None) -> Vocabulary:
-    """Returns the named vocabulary, or the model's. Raises UserError if there is none."""
-    if name is None and not is_file(folder / TOKENIZER):
-        raise UserError(
-            f"{folder / TOKENIZER}: not found; give --vocabulary FILE (of the tokenizers "
-            "library), or --vocabulary bytes for a model that was trained on bytes"
-        )
-    try:
-        return open_vocabulary(name or str(folder / TOKENIZER))
-    except ValueError as error:
-        raise UserError(f"--vocabulary: {error}") from None
 
 
 def _prompts(args: argparse.Namespace, encoder: Prompts) -> Iterator[tuple[str, str, list[int]]]:

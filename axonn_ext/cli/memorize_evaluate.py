@@ -10,14 +10,18 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-import torch
-
-from axonn_ext import Grid, from_pretrained, models
+from axonn_ext import Grid
 from axonn_ext.checkpoint import CheckpointError
 from axonn_ext.checkpoint.folder import find_checkpoint
-from axonn_ext.cli.generate import model_vocabulary
+from axonn_ext.cli.model_on_grid import (
+    check_grid,
+    check_started,
+    device_of,
+    load_model,
+    model_vocabulary,
+)
 from axonn_ext.data import Prompts
-from axonn_ext.models import ModelConfig, ParallelConfig
+from axonn_ext.models import ModelConfig
 from axonn_ext.models.pretrained import read_model
 from axonn_ext.ranks.launch import process
 from axonn_ext.ranks.launch.launcher import launch
@@ -28,7 +32,6 @@ from axonn_ext.spec.grid import GridShape
 from axonn_ext.terminal.console import Console, print_table, say
 from axonn_ext.terminal.errors import UserError
 from axonn_ext.terminal.files import write_text
-from axonn_ext.terminal.grids import check_processes
 from axonn_ext.train.export import export
 from axonn_ext.train.memorization.documents import (
     CONTINUED,
@@ -42,7 +45,6 @@ from axonn_ext.train.memorization.results import BucketResult, measure
 from axonn_ext.train.run_folder import MODEL
 
 CONFIG = "config.json"
-PARALLEL = ParallelConfig(layout="replicated")
 
 
 @dataclass(frozen=True)
@@ -71,27 +73,15 @@ class Evaluation:
         if here is None and self.shape.size > 1:
             launch(self.shape.size, ["memorize", *self._arguments()])
             return
-        world_size = 1 if here is None else here.world_size
-        if self.shape.size != world_size:
-            raise UserError(
-                f"--grid {self.shape.short()} has {self.shape.size} processes, but torchrun "
-                f"started {world_size}"
-            )
+        check_started(self.shape, here)
         self._measure(config, documents, here or Process())
 
     def _check(self) -> tuple[ModelConfig, list[Document]]:
         """Returns the model and the documents. Raises UserError if they or the grid do not fit."""
-        check_processes(self.shape)
-        if self.device == "cuda" and not torch.cuda.is_available():
-            raise UserError("--device cuda: torch sees no GPU here; use cpu or auto")
+        device_of(self.device)
         try:
             config = read_model(self.folder)
-            groups = self.shape.data * self.shape.z
-            problems = models.check(
-                config, PARALLEL, self.shape, batch_size=groups, pretrained=True
-            )
-            if problems:
-                raise UserError(*problems)
+            check_grid(config, self.shape)
             most = min(MOST_TOKENS, config.sequence_length)
             # A file of tokens needs no vocabulary, so it is opened only for the first text.
             prompts = cache(lambda: Prompts(model_vocabulary(self.folder, self.vocabulary)))
@@ -108,23 +98,20 @@ class Evaluation:
         return config, documents
 
     def _measure(self, config: ModelConfig, documents: list[Document], here: Process) -> None:
-        device = self.device
-        if device == "auto":
-            device = "cuda" if torch.cuda.is_available() else "cpu"
+        device = device_of(self.device)
         store = process.open_store(here)
         process.meet(store, here, lambda: self._shared_values(documents, device))
         process.set_threads(here, self.threads)
         progress = _Progress(len(documents)) if here.rank == 0 else None
         with process.process_group(here, store, device):
+            longest = max(len(document.tokens) for document in documents)
+            model = load_model(
+                self.folder, Grid(**self.shape.as_dict()), device=device,
+                sequence_length=longest if config.traits.rotary else None,
+            )  # fmt: skip
             try:
-                grid = Grid(**self.shape.as_dict())
-                longest = max(len(document.tokens) for document in documents)
-                model = from_pretrained(
-                    self.folder, grid, PARALLEL, device=device,
-                    sequence_length=longest if config.traits.rotary else None,
-                )  # fmt: skip
                 found = measure(model, documents, progress or _silent)
-            except (InputError, ValueError) as error:
+            except ValueError as error:
                 raise UserError(str(error)) from None
         if here.rank == 0:
             self._show(found)

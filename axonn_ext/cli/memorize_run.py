@@ -13,7 +13,6 @@ from pathlib import Path
 
 from axonn_ext.checkpoint.folder import CHECKPOINTS, CheckpointFolder
 from axonn_ext.cli import train
-from axonn_ext.cli.generate import model_vocabulary
 from axonn_ext.cli.memorize_evaluate import (
     CONFIG,
     Evaluation,
@@ -22,6 +21,7 @@ from axonn_ext.cli.memorize_evaluate import (
     model_folder,
     without_stages,
 )
+from axonn_ext.cli.model_on_grid import model_vocabulary
 from axonn_ext.data import Vocabulary, open_vocabulary
 from axonn_ext.data.vocabulary import BYTES
 from axonn_ext.spec.files.errors import InputError

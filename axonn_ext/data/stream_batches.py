@@ -125,6 +125,7 @@ class _Ahead:
     def __next__(self) -> Any:
         item, error = self._ready.get()
         if error is not None:
+            self._ready.put((None, error))  # for a further call
             raise error
         return item
 

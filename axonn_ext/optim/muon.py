@@ -77,6 +77,8 @@ class Muon(AdamW):
         OptimizerOptions(zero, "none", bucket_elements)
         if not 0 <= momentum < 1:
             raise ValueError(f"Muon: momentum must be in [0, 1), got {momentum}")
+        if not 0 <= ema_decay < 1:
+            raise ValueError(f"Muon: ema_decay must be in [0, 1), got {ema_decay}")
         if adjust_lr not in ADJUSTMENTS:
             expected = ", ".join(ADJUSTMENTS)
             raise ValueError(f"Muon: adjust_lr must be one of {expected}, got {adjust_lr!r}")
@@ -85,8 +87,7 @@ class Muon(AdamW):
         self._matrix_pieces: dict[int, list[MatrixPiece]] = {}
         super().__init__(
             module, lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, groups=groups,
-            zero=zero, ema_decay=ema_decay, bucket_elements=bucket_elements,
-            excluded=[p.parameter for p in chosen],
+            zero=zero, bucket_elements=bucket_elements, excluded=[p.parameter for p in chosen],
         )  # fmt: skip
         self._matrix_options: dict[int, Options] = {}  # by group
         for number, group in enumerate((ParameterGroup("*"), *groups), start=-1):

@@ -142,6 +142,7 @@ def test_adamws_state_is_refused(pool: Pool, tmp_path: Path) -> None:
 def test_errors(pool: Pool) -> None:
     wanted = (
         "momentum must be in [0, 1), got 1.0",
+        "ema_decay must be in [0, 1), got 1.0",
         "adjust_lr must be one of match_rms_adamw, original, got 'big'",
         "zero must be 0, 1 or 2, got 3",
         "with pipe > 1 use zero=1",

@@ -69,7 +69,7 @@ def test_a_right_loop_is_not_warned(shape: GridShape, pool) -> None:
     ],
     ids=str,
 )
-def test_a_loop_that_trains_different_models_is_warned_once(shape, mistake, ranks, pool) -> None:
+def test_a_loop_that_trains_different_models_is_warned(shape, mistake, ranks, pool) -> None:
     every = [text for found in pool(shape.size).run(warnings_of, shape, mistake) for text in found]
     assert sum(ranks in text for text in every) == 1, every
     assert all("call axonn_ext.sync_gradients(model), and clip by" in text for text in every)

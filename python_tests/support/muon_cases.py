@@ -198,6 +198,7 @@ def refusals() -> list[str]:
     found = []
     for options in (
         {"momentum": 1.0},
+        {"ema_decay": 1.0},
         {"adjust_lr": "big"},
         {"zero": 3},
         {"zero": 2},

@@ -18,35 +18,36 @@ from axonn_ext.ranks.grid import Grid
 class SameCopies:
     """A forward pre-hook of a split model that warns if ranks train different models.
 
-    It compares in the first call with gradients after step 1, 2, 4, 8, ..., until it has warned;
-    not in calls that torch.compile traces. For each axis it compares the bits of one parameter, the
-    smallest that the axis does not split and that is trained. Collectives: none; digests go through
-    the c10d store, and the last rank to come warns.
+    It compares in the first call with gradients after step 1, 2, 4, 8, ..., but not in calls that
+    torch.compile traces. For each axis it compares the bits of one parameter, the smallest that the
+    axis does not split and that is trained. Collectives: none; digests go through the c10d store,
+    and the last rank to come warns.
     """
 
     def __init__(self, grid: Grid) -> None:
         self.grid = grid
-        self._versions: int | None = None
+        self._chosen: list[tuple[str, ShardedParameter]] = []
+        self._versions: list[int] = []
         self._changes = 0  # calls before which parameters have changed
-        self._has_warned = False
 
     def __call__(self, module: nn.Module, args: tuple[object, ...]) -> None:
-        if self._has_warned or torch.compiler.is_compiling() or not torch.is_grad_enabled():
+        if torch.compiler.is_compiling() or not torch.is_grad_enabled():
             return
         if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
             return
-        versions = sum(p._version for p in module.parameters())
+        if not self._versions:
+            self._chosen = list(self._one_for_each_axis(module))
+        versions = [p.parameter._version for _, p in self._chosen]
         before, self._versions = self._versions, versions
-        if before is None or versions == before:
+        if not before or versions == before:
             return
         self._changes += 1
         if self._changes & (self._changes - 1):
             return
-        for axis, p in self._one_for_each_axis(module):
+        for axis, p in self._chosen:
             ranks = dist.get_process_group_ranks(self.grid.group(axis))
             text = f"{p.name} {text_of('parallelize', p.name, p.parameter)}"
             if meeting.last_of_ranks_that_differ(text, what="copies", ranks=ranks):
-                self._has_warned = True
                 warnings.warn(
                     f"parallelize: {meeting.name_ranks(ranks)} have different values of {p.name} "
                     "after a step, so they train different models: between backward and "

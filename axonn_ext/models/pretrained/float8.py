@@ -43,9 +43,11 @@ class Scales:
             for ending in _OF_WEIGHTS
             if name + ending in every and is_fp8(name)
         }
-        unused = {name for name in every if self._of and name.rpartition(".")[2] in _UNUSED}
-        self.names = frozenset({*self._of.values(), *unused})
-        self._block = _block_of(read_json(config)) if self._of else _BLOCK
+        self.names, self._block = frozenset[str](), _BLOCK
+        if self._of:
+            unused = (name for name in every if name.rpartition(".")[2] in _UNUSED)
+            self.names = frozenset({*self._of.values(), *unused})
+            self._block = _block_of(read_json(config))
 
     def of(self, name: str) -> str | None:
         """Returns the name of a weight's scales; None if it has none."""
